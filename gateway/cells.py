@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.cell_file import CellList
+from gateway.cell_file import Cell, CellList
 from gateway.config import RETRY_AFTER_MS
 from gateway.link import Link
 from gateway.rendezvous import homes_of, weight
@@ -126,7 +126,7 @@ class Cells:
     @property
     def ready(self) -> bool:
         """Whether any cell takes new requests."""
-        return any(self.links[cell.name].ready for cell in self._list.cells if not cell.drain)
+        return bool(self.able(""))
 
     @property
     def live(self) -> int:
@@ -150,8 +150,7 @@ class Cells:
     def _choose(self, model: str, priority: int, beginning: str) -> str:
         """The cell of its beginning while that has room; else the better of two cells that could serve it, by how long
         it would wait there."""
-        able = [cell for cell in self._list.cells if not cell.drain and self._serves(self.links[cell.name], model)]
-        if not able:
+        if not (able := self.able(model)):
             if model and self.models() and model not in self.models():
                 raise UnknownModel(f"model: there is no such model; this service has {', '.join(self.models())}")
             raise NotServing("no cell with a warmed worker", retry_after_ms=RETRY_AFTER_MS)
@@ -162,6 +161,10 @@ class Cells:
                 return own
         two = self._random.sample(able, min(CHOICES, len(able)))
         return min(two, key=lambda cell: self.links[cell.name].wait(priority)).name
+
+    def able(self, model: str) -> list[Cell]:
+        """The cells that take new requests for this model; empty: for any."""
+        return [cell for cell in self._list.cells if not cell.drain and self._serves(self.links[cell.name], model)]
 
     def _serves(self, link: Link, model: str) -> bool:
         return link.ready and link.model is not None and model in ("", link.model.name)

@@ -24,18 +24,10 @@ from gateway.metrics import Metrics
 from gateway.several import together
 from gateway.shares import Shares
 from gateway.stream import Stream
-from gateway.structure import Structures
+from gateway.structure import Loosen, Structures
 from gateway.text import TextModel
 from gateway.tracing import CallSpan, operation, traced
-from protos.errors import (
-    BadInput,
-    DeadlinePassed,
-    Lost,
-    NotServing,
-    QueueFull,
-    RequestError,
-    UnknownModel,
-)
+from protos.errors import BadInput, DeadlinePassed, Lost, NotServing, QueueFull, RequestError, UnknownModel
 from protos.tracing import Tracing
 from protos.v1 import inference_pb2, status_pb2
 
@@ -63,6 +55,10 @@ class Front:
     def ready(self) -> bool:
         """Whether a new request would be served."""
         return self._cells.ready and not self.draining
+
+    def takes(self, model: str) -> bool:
+        """Whether a new request for this model would be served."""
+        return not self.draining and bool(self._cells.able(model))
 
     @property
     def max_input_bytes(self) -> int:
@@ -106,10 +102,11 @@ class Front:
         request: inference_pb2.GenerateRequest,
         timeout_s: float | None = None,
         default_max_tokens: int | None = validate.DEFAULT_MAX_TOKENS,
+        loosen: Loosen | None = None,
     ) -> AsyncIterator[Stream]:
         """The answer to a new request. Leaving the block before the answer's end hangs up, which does what
         `on_disconnect` says. `timeout_s`: the answer must be whole by then; None: as long as the settings allow.
-        `default_max_tokens`: None: as many as the context has room for."""
+        `default_max_tokens`: None: as many as the context has room for. `loosen`: as in validate.submission."""
         async with self._called(operation(request)) as call:
             deadline, wanted = self._deadline(timeout_s), self.model(request.model, ready=True).name
             request_id = request.request_id or self.new_id(request, wanted)
@@ -126,6 +123,7 @@ class Front:
                         encoders=self._encoders_of_caller(),
                         structures=self._structures,
                         default_max_tokens=default_max_tokens,
+                        loosen=loosen,
                     )
             except TimeoutError:
                 raise DeadlinePassed("not even begun within the time that it was given") from None

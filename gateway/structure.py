@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 
 from gateway.text import TextModel
 from protos.errors import BadInput, NotServing
@@ -21,6 +22,9 @@ ANSWER_S = 60.0  # on a busy machine: the compiler's own limit is CPU time
 TOO_HARD = "takes too much time or memory to compile"
 _KEPT = 1000  # verdicts
 _RETRY_MS = 1000
+
+Check = Callable[[Structure], Awaitable[None]]  # raises what Structures.check raises
+Loosen = Callable[[Check], Awaitable[Structure]]
 
 
 class Structures:

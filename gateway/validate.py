@@ -6,11 +6,12 @@ import hashlib
 import time
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pydantic_core import from_json
 
-from gateway.structure import Structures
+from gateway.structure import Loosen, Structures
 from gateway.text import BadChat, BadVariables, TextModel
 from protos.errors import BadInput, ContextExceeded
 from protos.idempotence import ID_RULE, REQUEST_ID
@@ -43,10 +44,12 @@ async def submission(
     encoders: asyncio.Semaphore,
     structures: Structures,
     default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
+    loosen: Loosen | None = None,
 ) -> gateway_link_pb2.Submit:
     """The submission of a request, under `request_id` unless it has an id itself, that may live `timeout_s` seconds.
     `encoders` bounds how many long inputs and structures of the tenant are worked on at a time. `default_max_tokens`:
-    None: as many as the context has room for. Raises BadInput; NotServing where `structures` does."""
+    None: as many as the context has room for. `loosen`: gives the structure that is tried where the request's is
+    refused. Raises BadInput; NotServing where `structures` does."""
     deadline = time.monotonic() + timeout_s
     check_fields(request, model.vocab_size)
     check_served(request, model)
@@ -54,7 +57,14 @@ async def submission(
     check_room(request.WhichOneof("input") or "", prompt, model.context_tokens)
     check_scores(request, len(prompt))
     if request.HasField("structure"):
-        await structures.check(request.structure, model, encoders)
+        check = partial(structures.check, model=model, places=encoders)
+        try:
+            await check(request.structure)
+        except BadInput:
+            if loosen is None:
+                raise
+            request.structure.CopyFrom(await loosen(check))
+            await check(request.structure)
     request_id = request.request_id or request_id or uuid.uuid4().hex
     submit = gateway_link_pb2.Submit(
         request_id=request_id,

@@ -123,15 +123,17 @@ class Ledger:
     def _known(self, id: str) -> Tracked | None:
         return self.live.get(id) or (self._ended[id][1] if id in self._ended else None)
 
-    async def _replay(self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int) -> None:
+    async def _replay(
+        self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int, *, waits: bool = True
+    ) -> None:
         """New rounds wait until the answer is whole, also for other streams of that gateway: in between they would look
-        there as if some had been left out."""
+        there as if some had been left out. `waits`: for turns of the event loop."""
         joined, new = tracked.followers.get(outbox, False), tracked.log.tokens
         if joined:
             tracked.followers[outbox] = False
-        end = await self._repeat(id, tracked, offset, outbox, most)
+        end = await self._repeat(id, tracked, offset, outbox, most, waits=waits)
         if joined and end < tracked.log.tokens:
-            await self._repeat(id, tracked, new, outbox)
+            await self._repeat(id, tracked, new, outbox, 0, waits=waits)
         # From the last round to here nothing may wait.
         joined = joined or tracked.followers.get(outbox, False)  # another answer may have become whole meanwhile
         whole = joined or end == tracked.log.tokens
@@ -140,14 +142,16 @@ class Ledger:
         elif whole:
             outbox.ending(id, tracked.record.emitted, tracked.ending)
 
-    async def _repeat(self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int = 0) -> int:
+    async def _repeat(
+        self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int, *, waits: bool
+    ) -> int:
         """The rounds from that offset on, `most` tokens or somewhat more; returns up to which token."""
         end = offset
         for count, round in enumerate(tracked.log.since(offset)):
             if most and end >= offset + most:
                 return end
             if count % AT_ONCE == 0:
-                await self._turns.room(REPEATED)
+                await (self._turns.room if waits else self._turns.pause)(REPEATED)
             outbox.repeat(id, round)
             end = round.start + len(round.tokens)
         return tracked.log.tokens
@@ -258,7 +262,7 @@ class Ledger:
             self._drop(id, tracked)
             for outbox in list(tracked.followers):
                 outbox.accepted(id)
-                await self._replay(id, _ended(stored), 0, outbox, most=0)
+                await self._replay(id, _ended(stored), 0, outbox, most=0, waits=False)  # a commit is under way
 
     def _withdraw(self, id: str, tracked: Tracked, error: RequestError) -> None:
         self._drop(id, tracked)

@@ -3,11 +3,10 @@ there is room; what cannot wait, such as a commit under way, leaves that much le
 one at a time, and all of them together take a fifth of the loop's time at most."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import IntEnum
-from heapq import heappop, heappush
-from itertools import count
 
 from protos.errors import QueueFull
 
@@ -73,24 +72,21 @@ class Turns:
         self._left = units  # in this turn
         self._granted = 0  # in the next turn, to work that has waited
         self._taken = 0  # in this turn, by work that does not wait
-        self._waiting: list[tuple[int, Lane, int, int, asyncio.Future[None]]] = []  # heap; the fourth: its units
-        self._numbers = count()
+        self._waiting = {lane: deque[tuple[int, asyncio.Future[None]]]() for lane in Lane}  # its units, and its turn
         self._virtual = 0  # time, in units: when the last work that was let in has begun
-        self._ends = dict.fromkeys(Lane, 0)  # by virtual time: the last work of each
+        self._begins = dict.fromkeys(Lane, 0)  # by virtual time: the next work of each
         self._called = False  # `_begin` will be, in the next turn
 
     async def room(self, units: int = 1, lane: Lane = Lane.GATEWAYS) -> None:
         """Returns when so much work may be done, which has to follow at once. More than a turn has gets one alone."""
-        begins = max(self._virtual, self._ends[lane])
-        self._ends[lane] = begins + units
-        units = min(units, self._units)
+        if not self._waiting[lane]:
+            self._begins[lane] = max(self._virtual, self._begins[lane])
         self._call()
-        if not self._waiting and units <= self._left:
-            self._left -= units
-            self._virtual = begins
+        if not any(self._waiting.values()) and min(units, self._units) <= self._left:
+            self._left -= self._let_in(units, lane)
         else:
             turn = asyncio.get_running_loop().create_future()
-            heappush(self._waiting, (begins, lane, next(self._numbers), units, turn))
+            self._waiting[lane].append((units, turn))
             await turn
 
     def take(self, units: int) -> None:
@@ -114,14 +110,29 @@ class Turns:
         """A turn has begun, in which the work goes on that the last call has let in."""
         room = self._units - self._taken
         self._left, self._granted, self._called = room - self._granted, 0, False
-        if self._waiting or self._taken or self._left < self._units:
+        if any(self._waiting.values()) or self._taken or self._left < self._units:
             self._call()  # first: what is let in now may ask for more as soon as it goes on, and is counted by then
         self._taken = 0
-        while self._waiting and (not self._granted or self._granted + self._waiting[0][3] <= room):
-            self._virtual, _, _, units, turn = heappop(self._waiting)
-            if not turn.done():  # else its task was cancelled
-                turn.set_result(None)
-                self._granted += units
+        while (lane := self._first()) is not None:
+            units, turn = self._waiting[lane][0]
+            if self._granted and self._granted + min(units, self._units) > room:
+                break
+            self._waiting[lane].popleft()
+            turn.set_result(None)
+            self._granted += self._let_in(units, lane)
+
+    def _first(self) -> Lane | None:
+        """Whose work begins next. What was cancelled while it waited is dropped, and its lane gets no less for it."""
+        for waiting in self._waiting.values():
+            while waiting and waiting[0][1].done():
+                waiting.popleft()
+        return min((lane for lane in Lane if self._waiting[lane]), key=self._begins.__getitem__, default=None)
+
+    def _let_in(self, units: int, lane: Lane) -> int:
+        """Returns how much of a turn it takes."""
+        self._virtual = self._begins[lane]
+        self._begins[lane] += units
+        return min(units, self._units)
 
 
 def of_command(listed: int) -> int:

@@ -20,12 +20,13 @@ from scheduler_service.ledger import Ledger
 from scheduler_service.outbox import GatewayOutbox, Outboxes
 from scheduler_service.persister import Persister
 from scheduler_service.recovery import Recovery
-from scheduler_service.retries import Retries, in_bounds_ms
+from scheduler_service.retries import Retries
 from scheduler_service.tenants import read_terms
 from scheduler_service.tracked import Tracked
 from scheduler_service.worker_pool import WorkerPool
 
 MAX_BEHIND = 1024  # while so many submissions and endings wait for the store, nothing more is admitted
+MAX_LINES = 1024  # of tenants that were refused for their own requests
 
 
 class Requests:
@@ -46,6 +47,7 @@ class Requests:
         self._ledger, self._persister, self._recovery = ledger, persister, recovery
         self._counters, self._outboxes, self._event_log = counters, outboxes, event_log
         self._retries = Retries()
+        self._own_lines: dict[str, Retries] = {}  # by tenant; the one that was refused last is the last
         file = settings.tenants
         self._terms: Watched[Mapping[str, Terms]] | None = Watched([file], partial(read_terms, file)) if file else None
 
@@ -75,11 +77,8 @@ class Requests:
             model = self._check(submit, known)
             self._durable.submit(submit, model.fingerprint, outbox)
         except QueueIsFull as error:
-            if error.of_tenant:  # whom its own requests keep out takes no room of others
-                after_ms = in_bounds_ms(error.room_s)
-            else:
-                request_s = backlog.request_s(self._core.fleet)
-                after_ms = self._retries.after_ms(self._durable.clock(), error.room_s, request_s)
+            line = self._own_line(submit.tenant) if error.of_tenant else self._retries
+            after_ms = line.after_ms(self._durable.clock(), error.room_s, backlog.request_s(self._core.fleet))
             self._refuse(submit, outbox, QueueFull(str(error), retry_after_ms=after_ms))
         except TooLarge as error:
             self._refuse(submit, outbox, BadInput("max_tokens", f"prompt and output may come to {error}"))
@@ -119,6 +118,13 @@ class Requests:
         self._counters.refuse(submit.tenant)
         self._counters.refused_for[error.reason.lower()] += 1
         outbox.refuse(submit.request_id, error)
+
+    def _own_line(self, tenant: str) -> Retries:
+        """Whom its own requests keep out takes no room of others."""
+        line = self._own_lines[tenant] = self._own_lines.pop(tenant, Retries())
+        if len(self._own_lines) > MAX_LINES:
+            del self._own_lines[next(iter(self._own_lines))]
+        return line
 
     def reload_tenant_terms(self) -> None:
         """If the settings' file has changed."""

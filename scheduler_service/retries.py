@@ -20,8 +20,4 @@ class Retries:
         after_s = room_s + self._line_s
         if after_s < MAX_AFTER_S:
             self._line_s += request_s
-        return in_bounds_ms(after_s)
-
-
-def in_bounds_ms(after_s: float) -> int:
-    return round(1000 * min(max(after_s, MIN_AFTER_S), MAX_AFTER_S))
+        return round(1000 * min(max(after_s, MIN_AFTER_S), MAX_AFTER_S))

@@ -176,7 +176,7 @@ def _brief(error: BaseException) -> str:
 
 
 def main() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the worker decides when to end, and its last steps may want drafts
     configure_logs("worker")
     worker, settings = socket.socket(fileno=int(sys.argv[1])), Settings(**json.loads(sys.argv[2]))

@@ -169,8 +169,9 @@ async def _lead(settings: Settings, leader: Leader) -> bool:
 
 
 def _end_with_the_leader() -> None:
-    """torchrun signals all processes. The leader decides when to end, and its last step needs every share."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    """torchrun signals all processes, and so does a terminal that closes. The leader decides when to end, and its last
+    step needs every share."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -57,8 +57,7 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:  # noqa: N802
         if not self._serves(request.name, request.version):  # strangers may ask, and learn no other name
             raise UnknownModel("this model is not served")
-        ready = self._front.ready and request.name in self._front.models(ready=True)  # others may have workers
-        return pb.ModelReadyResponse(ready=ready)
+        return pb.ModelReadyResponse(ready=self._front.takes(request.name))
 
     @answers_errors
     async def ServerMetadata(  # noqa: N802

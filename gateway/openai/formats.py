@@ -7,6 +7,7 @@ from typing import Any
 from gateway.http.errors import Unsupported
 from gateway.openai import tools
 from gateway.openai.fields import Generation, ResponseFormat, StructuredOutputs
+from gateway.structure import Check
 from protos.errors import BadInput
 from protos.v1.types_pb2 import Choice, Structure
 
@@ -22,6 +23,22 @@ def structure(body: Generation, may: tools.MayCall = tools.NOTHING) -> tuple[Str
         raise BadInput("structured_outputs", "not together with response_format")
     field, form = next(iter(given.items()), ("", None))
     return (tools.structure(may, form), "tools") if may.functions else (form, field)
+
+
+async def loosened(body: Generation, may: tools.MayCall, check: Check) -> Structure:
+    """As `structure`, but a function that is not `strict` takes any object if its schema alone is refused. The model is
+    told of that schema all the same. Raises what `check` raises but BadInput."""
+    functions = []
+    for function in may.functions:
+        try:
+            await check(tools.arguments(function))
+        except BadInput:
+            if not function.strict:
+                function = function.model_copy(update={"parameters": {}})
+        functions.append(function)
+    made, _ = structure(body, may._replace(functions=tuple(functions)))
+    assert made is not None
+    return made
 
 
 def _of_format(given: ResponseFormat) -> Structure | None:

@@ -143,7 +143,7 @@ async def generated(front: Front, asked: Asked) -> AsyncIterator[list[Stream]]:
         async with AsyncExitStack() as stack:
             streams = []
             for request in asked.requests:
-                opened = front.generate(request, asked.timeout_s, None)
+                opened = front.generate(request, asked.timeout_s, None, asked.loosen)
                 streams.append(await stack.enter_async_context(opened))
             yield streams
     except BadInput as error:

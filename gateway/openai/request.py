@@ -5,11 +5,12 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gateway.http.errors import Unsupported
 from gateway.openai import formats, tools
 from gateway.openai.fields import MAX_ANSWERS, UINT32, Chat, Completion, Generation, Message, Part, Rendered
-from gateway.structure import check_sizes
+from gateway.structure import Loosen, check_sizes
 from gateway.validate import check_counts
 from protos.errors import BadInput
 from protos.idempotence import MOST_ID_CHARS, REQUEST_ID
@@ -36,8 +37,8 @@ DISCONNECT = {"cancel": types_pb2.ON_DISCONNECT_CANCEL, "detach": types_pb2.ON_D
 @dataclass(frozen=True, slots=True)
 class Asked:
     """`requests`: one for each choice, prompt by prompt. `echo`: prompts that go before the answers, one for each
-    choice. `may`: what each answer may call. `prompt_logprobs`: those of the prompt stand by themselves, not before
-    those of the answer. `names`: HTTP's names of gRPC's fields."""
+    choice. `may`: what each answer may call. `loosen`: as in validate.submission. `prompt_logprobs`: those of the
+    prompt stand by themselves, not before those of the answer. `names`: HTTP's names of gRPC's fields."""
 
     request_id: str
     model: str
@@ -49,6 +50,7 @@ class Asked:
     continuous_usage: bool = False
     echo: tuple[str | list[int], ...] = ()
     may: tools.MayCall = tools.NOTHING
+    loosen: Loosen | None = None
     prompt_logprobs: bool = False
     timeout_s: float | None = None
     detached: bool = False
@@ -164,6 +166,7 @@ def _asked(
         continuous_usage=options is not None and options.continuous_usage_stats,
         echo=echo,
         may=may,
+        loosen=partial(formats.loosened, body, may) if may.functions else None,
         prompt_logprobs=body.prompt_logprobs is not None,
         timeout_s=body.timeout_s,
         detached=body.on_disconnect == "detach",

@@ -13,9 +13,9 @@ from protos.v1.types_pb2 import Structure
 MARK = "<tool_call>"  # where an answer's words end and a call begins; the form that many models were trained on
 _PLAIN = {"$defs", "$schema", "description", "properties", "required", "title", "type"}  # names every argument
 # What of a schema cannot be held to is ignored, as OpenAI does where a function is not `strict`: one such function
-# would keep all others from being called.
+# would keep all others from being called. Of what is refused all the same: formats.loosened.
 _LENIENT = {"whitespace_flexible": False, "lenient": True, "coerce_one_of": True}
-_LOOKS_AROUND = re.compile(r"\(\?[=!<]|\\[1-9]")  # in a pattern: no grammar can
+_LOOKS_AROUND = re.compile(r"\(\?[=!<]|\\[1-9bB]")  # in a pattern: no grammar can
 _PLAIN_VALUES = {"const", "default", "enum", "examples"}  # no schemas in there
 _NAME, _ARGUMENTS, _END = '{"name": "', '", "arguments": ', "}"
 
@@ -73,9 +73,9 @@ def told(may: MayCall) -> str:
 
 def structure(may: MayCall, form: Structure | None) -> Structure | None:
     """`form`: of an answer that calls nothing; None: any words. Raises BadInput."""
-    schemas = [_object(function) for function in may.functions]
     if may.only:
-        return Structure(json_schema=json.dumps(schemas[0]))
+        return arguments(may.functions[0])
+    schemas = [_object(function) for function in may.functions]
     if not schemas:
         return form
     rules = []
@@ -93,6 +93,11 @@ def structure(may: MayCall, form: Structure | None) -> Structure | None:
         begin = ["start: WORDS | marked", f"WORDS: {any_text}", "marked: before call"]
         begin.append(f"before[suffix={json.dumps(MARK)}]: {any_text}")
     return Structure(lark="\n".join([*begin, called, *rules]))
+
+
+def arguments(function: Function) -> Structure:
+    """The form of its arguments. Raises BadInput."""
+    return Structure(json_schema=json.dumps(_object(function)))
 
 
 def may_mark(form: Structure) -> bool:

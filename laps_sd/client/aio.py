@@ -49,7 +49,8 @@ class AsyncClient(Base):
 
         Given `on_disconnect="detach"` the stream survives a lost connection or gateway: the request is sent again under
         its id, which is drawn here if none was given, and the stream continues where it broke off. It is given up after
-        half a minute without an answer.
+        half a minute without an answer. A connection that lasts longer counts as one, for a queue may be long: only
+        `timeout_s` bounds that.
         """
         return self._chunks(self._generating("generate", prompt, timeout_s, params))
 

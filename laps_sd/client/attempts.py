@@ -32,7 +32,8 @@ class Attempts:
     """The attempts at one call. `request` is what the next one asks.
 
     max_retries: of refusals that may be repeated, and of servers that were not reached.
-    patience_s: a broken call is repeated, however often, until so many seconds have passed since it first broke.
+    patience_s: a broken call is repeated, however often, until so many seconds have passed since it first broke. An
+    attempt that lives longer counts as an answer, or a proxy would end a long wait: only the deadline bounds those.
     again: whether it may be repeated although the server may have had it.
     """
 

@@ -92,6 +92,15 @@ async def test_a_model_is_ready_where_a_worker_serves_it_and_not_because_one_ser
 
         await until(heard)
         assert await ready("tiny")
+        await made.links["b"][0].send(serving=pb.Serving(ready=True))
+        await until(lambda: ready("other"))
+        made.write(version=2, drain="a")
+
+        async def drains() -> bool:
+            return not await ready("tiny")
+
+        await until(drains)
+        assert await ready("other")
 
 
 async def load(link: Link, backlog_s: float, free: int = 0) -> None:

@@ -210,18 +210,27 @@ def test_what_would_never_get_in_is_told_so() -> None:
             queue.submit(f"{klass} more", klass=klass, prompt=10, max_tokens=most - 9)
 
 
-async def test_whom_only_its_own_bounds_keep_out_is_told_so_and_delays_nobody(tmp_path: Path) -> None:
-    (tmp_path / "tenants").write_text("a requests=1 tokens=500\n")
+async def test_whom_only_its_own_bounds_keep_out_is_told_so_and_delays_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_service.requests.MAX_LINES", 1)
+    (tmp_path / "tenants").write_text("a requests=1 tokens=500\nb requests=1\n")
     async with scheduler(MemoryStore(), tenants=tmp_path / "tenants") as (leader, target):
         worker, gateway = await ScriptedWorker(target).attach(), ScriptedGateway(target)
         await gateway.until(lambda: gateway.serving.ready)
         await gateway.submit("large", tenant="a", max_tokens=600)
         for number in range(50):
             await gateway.submit(f"{number}", tenant="a")
-        await gateway.until(lambda: len(gateway.refused) >= 50)
+        await gateway.submit("b", tenant="b")
+        await gateway.submit("b2", tenant="b")
+        await gateway.until(lambda: len(gateway.refused) >= 51)
         assert gateway.refused["large"].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
         assert not gateway.refused["large"].retry_after_s  # it would never get in
         assert {gateway.refused[f"{number}"].code for number in range(1, 50)} == {QueueFull.code.value[0]}
+        first, last, other = [gateway.refused[id].retry_after_s for id in ("1", "49", "b2")]
+        assert last > 10 * first  # they do not come back together
+        assert other < 2 * first
+        assert list(leader.requests._own_lines) == ["b"]
         assert leader.requests._retries.after_ms(leader.clock(), 2.0, 0.5) == 2000  # of others
         await worker.close()
         await gateway.close()

@@ -24,7 +24,7 @@ from scheduler_service.outbox import GatewayOutbox
 from scheduler_service.pace import REPEATED, UNITS, Lane, Turns, of_command
 from scheduler_service.persister import MAX_WRITES_PER_COMMIT
 from scheduler_service.round_log import MARK_EVERY
-from scheduler_service.store import MemoryStore, Verdict, Write
+from scheduler_service.store import MemoryStore, Stored, Verdict, Write
 from scheduler_service.store.rounds import LoggedRound, decode, encode
 from scheduler_service.tracked import Tracked
 from tests.scheduler.store.writes import record
@@ -231,6 +231,30 @@ async def test_while_many_gateways_follow_at_once_others_get_their_turns() -> No
 async def follow_all(book: Book, outbox: GatewayOutbox) -> None:
     for id in list(book.live):
         await book.follow(id, 0, outbox)
+
+
+async def test_an_answer_that_is_told_again_keeps_no_commit_waiting_however_much_gateways_ask_for() -> None:
+    """A request was sent again after its end, because its answer was lost."""
+    store, turns, outbox = MemoryStore(), Turns(UNITS), GatewayOutbox()
+    ledger, submit = Ledger(store, lambda id: None, turns), pb.Submit(request_id="a", prompt=[1] * 4)
+    ended = record("a", emitted=LONG, state=State.FINISHED)
+    log = b"".join(encode([token], 0, 0) for token in range(LONG))
+    store.requests["a"] = Stored(ended, submit.SerializeToString(), log, b"")
+    ledger.live["a"] = Tracked(submit, record("a"))
+    ledger.join("a", outbox)
+
+    async def gateway() -> None:
+        while True:
+            await turns.room(UNITS)
+
+    gateways = [asyncio.create_task(gateway()) for _ in range(32)]
+    telling = asyncio.create_task(ledger.durable([(Write(record("a")), Verdict.EXISTS)]))
+    for _ in range(LONG // AT_ONCE + 9):
+        await asyncio.sleep(0)
+    assert telling.done()
+    for task in gateways:
+        task.cancel()
+    assert await heard(outbox) == [*range(LONG)]
 
 
 async def test_new_rounds_wait_until_the_answer_to_another_stream_of_that_gateway_is_whole() -> None:

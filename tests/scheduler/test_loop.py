@@ -232,6 +232,27 @@ async def test_a_gateway_gets_its_turn_however_many_workers_wait() -> None:
     assert asked >= 45  # it asks again in the turn in which it has got one, and gets the next one two turns later
 
 
+async def test_work_that_is_cancelled_while_it_waits_delays_no_other_of_its_kind() -> None:
+    turns = Turns(8)
+
+    async def gateway() -> None:
+        while True:
+            await turns.room(8, Lane.GATEWAYS)
+
+    asking = [asyncio.create_task(gateway()) for _ in range(2)]
+    await asyncio.sleep(0)
+    cancelled = [asyncio.create_task(turns.room(100, Lane.REPORTS)) for _ in range(64)]
+    await asyncio.sleep(0)
+    for task in cancelled:
+        task.cancel()
+    report = asyncio.create_task(turns.room(1, Lane.REPORTS))
+    for _ in range(40):
+        await asyncio.sleep(0)
+    assert report.done()
+    for task in asking:
+        task.cancel()
+
+
 async def test_a_report_that_was_read_is_answered_before_many_more_are_read() -> None:
     turns, done = Turns(8), list[Lane]()
 

@@ -1,5 +1,6 @@
 """The link to a drafter, and its settings: whose certificates count, and what a wrong setting is told."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -80,6 +81,17 @@ def test_without_a_certificate_nobody_is_told_anything(certs: Path, stack: ExitS
     there = stack.enter_context(serving(open_to_all))
     assert welcomed(post(stack, [closed, there], ["scheduler"], Tls()))
     assert not script.hellos
+
+
+def test_what_ends_a_worker_in_order_leaves_its_link_up(stack: ExitStack) -> None:
+    """Such as a terminal that closes, which signals both."""
+    link = post(stack, [stack.enter_context(serving(Script()))], [], Tls())
+    assert welcomed(link)
+    assert link._process is not None
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        link._process.send_signal(number)
+    link.close()
+    assert link._process.returncode >= 0  # no signal has ended it
 
 
 @pytest.mark.parametrize("drafter", ["remote:", "remote:nowhere", "remote:a:1,b"])

@@ -1,6 +1,7 @@
 """The connections of stages: who may come, what is no message, and what is told when somebody is gone."""
 
 import asyncio
+import signal
 import socket
 import struct
 from argparse import Namespace
@@ -183,6 +184,19 @@ def test_the_others_hear_why_the_first_gives_up() -> None:
     for follower in followers:
         with pytest.raises(ModelError, match="its layer 3 has no attention"):
             follower.follow(Namespace(problem=""))
+
+
+def test_a_process_with_a_share_outlives_the_signals_that_end_its_leader_in_order() -> None:
+    numbers, heard = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), []
+    before = [signal.signal(number, lambda number, _: heard.append(number)) for number in numbers]
+    try:
+        own_engine._end_with_the_leader()
+        for number in numbers:
+            signal.raise_signal(number)
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert not heard
 
 
 def test_a_stage_with_too_little_memory_has_all_others_start_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,8 @@ async def test_a_stream_of_a_call_reads_as_the_openai_package_expects() -> None:
 
 
 async def test_a_grammar_that_cannot_be_used_is_told_of_the_tools() -> None:
-    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "nothing"}}}}
+    parameters = {"type": "object", "properties": {"a": {"type": "nothing"}}}
+    tool = {"type": "function", "name": "f", "parameters": parameters, "strict": True}
     async with door(context_tokens=512) as at:
         error = await asyncio.wait_for(at.refused(ASK | {"tools": [tool]}, "/v1/responses"), WAIT_S)
         assert (error["status"], error["param"]) == (400, "tools")

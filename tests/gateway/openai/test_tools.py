@@ -20,7 +20,7 @@ from protos.errors import BadInput
 from protos.structure import grammar
 from protos.v1 import types_pb2
 from protos.v1.inference_pb2 import Final
-from tests.gateway.openai.harness import CHAT
+from tests.gateway.openai.harness import CHAT, door
 
 SCHEMA = {
     "type": "object",
@@ -78,8 +78,10 @@ def lets_through(text: str, **fields: Any) -> bool:
     """Whether that can be the whole answer."""
     asked = body(**fields)
     structure, _ = formats.structure(asked, tools.callable_in(asked))
-    if structure is None:
-        return True
+    return structure is None or fits(text, structure)
+
+
+def fits(text: str, structure: types_pb2.Structure) -> bool:
     matcher = LLMatcher(bytes_for_tokens(), grammar(structure), log_level=0)
     assert not matcher.get_error()
     data = list(text.encode())
@@ -126,6 +128,7 @@ class Drawing(BaseModel):
     data: bytes
     secret: SecretStr
     pattern: Annotated[str, WithJsonSchema({"type": "string", "pattern": r"^(?!\.)\S+$"})]
+    word: Annotated[str, WithJsonSchema({"type": "string", "pattern": r"^\b\w+$"})]
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
@@ -138,6 +141,7 @@ def test_what_of_a_schema_cannot_be_held_to_is_ignored_unless_it_is_strict(choic
         "data": "",
         "secret": "",
         "pattern": ".",
+        "word": ".",
     }
     text = json.dumps(arguments, separators=(",", ":"))
     call = text if choice == "required" else CALL.replace(ARGUMENTS, text)
@@ -146,6 +150,28 @@ def test_what_of_a_schema_cannot_be_held_to_is_ignored_unless_it_is_strict(choic
     structure = tools.structure(tools.callable_in(body(tools=[drawing], tool_choice=choice)), None)
     assert structure is not None
     assert LLMatcher.validate_grammar(grammar(structure), bytes_for_tokens())
+
+
+async def test_a_function_whose_schema_is_refused_takes_any_object_unless_it_is_strict() -> None:
+    """The others are held to theirs."""
+    free: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "any"}}}
+    other: dict[str, Any] = {"type": "function", "function": {"name": "other", "parameters": free}}
+    asked = CHAT | {"tools": [WEATHER, other], "tool_choice": "required"}
+    async with door(context_tokens=2048) as opened:
+        answer, submit = await opened.answered(asked)
+        assert answer.status_code == 200
+        for call, passes in {
+            CALL: True,
+            CALL.replace("city", "town"): False,
+            CALL.replace("weather", "other").replace("city", "town"): True,
+        }.items():
+            assert fits(call, submit.sampling.structure) == passes
+        _, submit = await opened.answered(asked | {"tools": [other]})
+        assert fits(MORE, submit.sampling.structure)
+        other["function"]["strict"] = True
+        refused = await opened.refused(asked)
+        assert (refused["status"], refused["param"]) == (400, "tools")
+        assert "Invalid type: any" in refused["message"]
 
 
 def test_the_model_is_told_of_them_in_the_system_message() -> None:
