@@ -5,6 +5,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import IO
 
 import psutil
@@ -84,7 +85,8 @@ class Striker:
     async def _signal(self, name: str, fault: Fault) -> None:
         process = await self._alive(name)
         if (number := SIGNALS.get(fault.kind)) is not None:
-            os.kill(process.pid, number)
+            with suppress(ProcessLookupError):  # of another fault, in this very moment
+                os.kill(process.pid, number)
             return
         process.suspend()
         try:

@@ -52,6 +52,20 @@ async def test_a_child_that_dies_is_started_again() -> None:
         assert b'"child": "small", "code": -9' in lines[1]
 
 
+async def test_a_child_is_started_again_although_a_child_of_its_own_lives_on() -> None:
+    """As a scheduler's trainer does, at the lowest priority on a busy machine: it has the same output."""
+    starts = "import subprocess, sys; print('up', subprocess.Popen(['sleep', '300']).pid, flush=True)"
+    child, lines = child_of(starts)
+
+    def started() -> list[int]:
+        return [int(line.split()[1]) for line in lines if line.startswith(b"up")]
+
+    async with kept(child):
+        await until(lambda: len(started()) == 2)
+    for pid in started():
+        os.kill(pid, signal.SIGKILL)
+
+
 async def test_a_replaced_child_ends_and_runs_the_other_command() -> None:
     child, lines = child_of(SLEEPS)
     async with kept(child):
