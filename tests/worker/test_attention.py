@@ -307,6 +307,25 @@ def test_native_logits_do_not_depend_on_the_batch_at_all(tiny: Tiny, dtype: torc
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_attention_does_not_depend_on_how_many_tokens_a_pass_has(dtype: torch.dtype) -> None:
+    """Bit for bit, where each head has keys of its own, and one row is all that a product has."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(40, 2, 80).to(dtype) for _ in range(3))
+
+    def attended(width: int) -> torch.Tensor:
+        attention = NativeAttention([AttentionShape(heads=2, kv_heads=2, dim=80)], 1024, **MEMORY, dtype=dtype)
+        rows = []
+        for at in range(0, 40, width):
+            attention.begin([QueryRange(0, width, at, array("i", [3, 1, 2]))])
+            part = slice(at, at + width)
+            rows.append(attention.attend(query[part], key[part], value[part], 0, Options(0.2)).clone())
+        return torch.cat(rows)
+
+    for width in (2, 5, 20, 40):
+        assert torch.equal(attended(width), attended(1))
+
+
 def _kv(pool: BlockPool, tokens: int) -> KV:
     kv = KV(pool)
     kv.extend(tokens)

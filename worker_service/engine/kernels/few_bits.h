@@ -36,21 +36,10 @@ Ints dot(Ints sum, Words a, Words b) {
     return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
 #elif defined(__AVX512BW__)
     return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(__AVX512F__)
     return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
     return sum + ((Ints)a << 16 >> 16) * ((Ints)b << 16 >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
-#endif
-}
-
-// sum + a * b, rounded once. A compiler that is free to fuse them may do so for some numbers of rows and not for others.
-Floats fused(Floats sum, Floats a, Floats b) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
-#elif defined(__FMA__)
-    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
-#else
-    return sum + a * b;
 #endif
 }
 

@@ -19,7 +19,21 @@ constexpr int at_once(int rows, int most) {
 
 constexpr int CACHE_LINE = 64;  // bytes
 
-Floats multiply_add(Floats sum, const float* a, Floats b) { return sum + *a * b; }
+// sum + a * b, rounded once. A compiler that is free to fuse them may do so for some numbers of rows and not for others.
+Floats fused(Floats sum, Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+    return sum + a * b;
+#endif
+}
+
+// In all lanes. (0 is taken away, not added: that would turn -0 into 0, so a compiler has to do it.)
+Floats all(float x) { return x - Floats{}; }
+
+Floats multiply_add(Floats sum, const float* a, Floats b) { return fused(sum, all(*a), b); }
 Floats multiply_add(Floats sum, const BFloat16* a, Floats b) {
     int32_t pair;
     std::memcpy(&pair, a, sizeof pair);
@@ -27,8 +41,8 @@ Floats multiply_add(Floats sum, const BFloat16* a, Floats b) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
 #else
     const Ints pairs = Ints{} + pair;
-    sum += (Floats)(pairs << 16) * (Floats)((Ints)b << 16);
-    return sum + (Floats)(pairs & ~0xffff) * (Floats)((Ints)b & ~0xffff);
+    sum = fused(sum, (Floats)(pairs << 16), (Floats)((Ints)b << 16));
+    return fused(sum, (Floats)(pairs & ~0xffff), (Floats)((Ints)b & ~0xffff));
 #endif
 }
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#ifdef __AVX2__
+#ifdef __AVX__
 #include <immintrin.h>
 #endif
 
