@@ -116,30 +116,32 @@ class Child:
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[asyncio.subprocess.Process]:
         """The process, whose lines go to `emit`. When the block ends, the process has ended."""
-        ours, its = os.pipe()  # asyncio's own would count as the process for as long as a child of that has it open
+        # asyncio's own pipe would count as the process for as long as a child of that has it open.
+        ours, its = (os.fdopen(end, mode, 0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
         output = asyncio.StreamReader()
-        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb", 0)
-        )
-        with closing(pipe):
-            with os.fdopen(its, "wb", 0) as stdout:
+        with ours, its:
+            pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(output), ours
+            )
+            with closing(pipe):
                 process = await asyncio.create_subprocess_exec(
                     *leashed(self.command.arguments),
                     env={**os.environ, **self.command.environment},
                     stdin=asyncio.subprocess.DEVNULL,
-                    stdout=stdout,
+                    stdout=its,
                     stderr=asyncio.subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C reaches this process alone, which stops its children in order
                 )
-            self.pid, self._is_up = process.pid, False
-            pump = asyncio.create_task(self._pump(output), name=f"output of {self.name}")
-            try:
-                yield process
-            finally:
-                await end(process, self.command.stop_s)
-                self.pid = None
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(pump, 1.0)
+                its.close()
+                self.pid, self._is_up = process.pid, False
+                pump = asyncio.create_task(self._pump(output), name=f"output of {self.name}")
+                try:
+                    yield process
+                finally:
+                    await end(process, self.command.stop_s)
+                    self.pid = None
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(pump, 1.0)
 
     async def _pump(self, output: asyncio.StreamReader) -> None:
         rest = b""

@@ -66,6 +66,18 @@ async def test_a_child_is_started_again_although_a_child_of_its_own_lives_on() -
         os.kill(pid, signal.SIGKILL)
 
 
+async def test_no_end_of_a_pipe_is_left_open() -> None:
+    child, _ = child_of(SLEEPS)
+    before = psutil.Process().num_fds()
+    for turns in range(6):  # of the event loop; then it is cancelled, which may be before it runs
+        task = asyncio.create_task(child.keep_running())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    assert psutil.Process().num_fds() <= before
+
+
 async def test_a_replaced_child_ends_and_runs_the_other_command() -> None:
     child, lines = child_of(SLEEPS)
     async with kept(child):
