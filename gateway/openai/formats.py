@@ -11,6 +11,8 @@ from gateway.structure import Check
 from protos.errors import BadInput
 from protos.v1.types_pb2 import Choice, Structure
 
+MOST_REFUSED = 4  # schemas of one request's functions that are tried: each may take seconds of the only compiler
+
 
 def structure(body: Generation, may: tools.MayCall = tools.NOTHING) -> tuple[Structure | None, str]:
     """The form that the answer must have, and the field that says so. `may`: what it may call. Raises BadInput."""
@@ -26,19 +28,25 @@ def structure(body: Generation, may: tools.MayCall = tools.NOTHING) -> tuple[Str
 
 
 async def loosened(body: Generation, may: tools.MayCall, check: Check) -> Structure:
-    """As `structure`, but a function that is not `strict` takes any object if its schema alone is refused. The model is
-    told of that schema all the same. Raises what `check` raises but BadInput."""
-    functions = []
+    """As `structure`, but a function that is not `strict` takes any object if its schema alone is refused, or
+    MOST_REFUSED of others were. The model is told of that schema all the same. Raises what `check` raises but
+    BadInput."""
+    functions, refused = [], 0
     for function in may.functions:
-        try:
-            await check(tools.arguments(function))
-        except BadInput:
-            if not function.strict:
-                function = function.model_copy(update={"parameters": {}})
+        if not function.strict and (refused >= MOST_REFUSED or not await _passes(check, function)):
+            function, refused = function.model_copy(update={"parameters": {}}), refused + 1
         functions.append(function)
     made, _ = structure(body, may._replace(functions=tuple(functions)))
     assert made is not None
     return made
+
+
+async def _passes(check: Check, function: tools.Function) -> bool:
+    try:
+        await check(tools.arguments(function))
+    except BadInput:
+        return False
+    return True
 
 
 def _of_format(given: ResponseFormat) -> Structure | None:

@@ -174,6 +174,19 @@ async def test_a_function_whose_schema_is_refused_takes_any_object_unless_it_is_
         assert "Invalid type: any" in refused["message"]
 
 
+async def test_no_request_has_more_than_a_few_refused_schemas_compiled_alone() -> None:
+    many = [{"type": "function", "function": {"name": f"f{i}", "parameters": SCHEMA}} for i in range(20)]
+    asked, checked = body(tools=many), list[types_pb2.Structure]()
+
+    async def check(structure: types_pb2.Structure) -> None:
+        checked.append(structure)
+        raise BadInput("structure", "too hard")
+
+    loose = await formats.loosened(asked, tools.callable_in(asked), check)
+    assert len(checked) == formats.MOST_REFUSED
+    assert fits(CALL.replace("weather", "f19").replace("city", "town"), loose)
+
+
 def test_the_model_is_told_of_them_in_the_system_message() -> None:
     asked = request.of_chat(body(messages=[{"role": "system", "content": "Be kind."}, *CHAT["messages"]]), "r")
     system, user = asked.requests[0].chat.messages
