@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.http.errors import Unsupported
 from gateway.openai import tools
-from gateway.openai.fields import Generation, ResponseFormat, StructuredOutputs
+from gateway.openai.fields import Function, Generation, ResponseFormat, StructuredOutputs
 from gateway.structure import Check
 from protos.errors import BadInput
 from protos.v1.types_pb2 import Choice, Structure
@@ -41,7 +41,7 @@ async def loosened(body: Generation, may: tools.MayCall, check: Check) -> Struct
     return made
 
 
-async def _passes(check: Check, function: tools.Function) -> bool:
+async def _passes(check: Check, function: Function) -> bool:
     try:
         await check(tools.arguments(function))
     except BadInput:
