@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,15 @@ def test_a_failure_is_a_sentence_and_its_exit_code(
     assert capsys.readouterr().err == f"laps-sd: {failure}\n"
 
 
+@pytest.fixture
+def hang_ups() -> Iterator[None]:
+    """They count, though the tests may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_ups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_stack_in_good_order(number: signal.Signals) -> None:
     """SIGHUP: the terminal has gone."""
@@ -76,6 +86,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.usefixtures("hang_ups")
 def test_a_terminal_that_is_closed_ends_a_process_in_good_order_though_it_writes_still(tmp_path: Path) -> None:
     ours, its = pty.openpty()
     command = [sys.executable, "-c", HUNG_UP, str(tmp_path / "ended")]
