@@ -116,7 +116,8 @@ class Child:
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[asyncio.subprocess.Process]:
         """The process, whose lines go to `emit`. When the block ends, the process has ended."""
-        # asyncio's own pipe would count as the process for as long as a child of that has it open.
+        # With a pipe of asyncio's `process.wait` returns only when nobody has that pipe open any more. So a process
+        # that the dead one has started would keep it from being started again.
         ours, its = (os.fdopen(end, mode, 0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
         output = asyncio.StreamReader()
         with ours, its:

@@ -28,8 +28,8 @@ def structure(body: Generation, may: tools.MayCall = tools.NOTHING) -> tuple[Str
 
 
 async def loosened(body: Generation, may: tools.MayCall, check: Check) -> Structure:
-    """As `structure`, but a function that is not `strict` takes any object if its schema alone is refused, or
-    MOST_REFUSED of others were. The model is told of that schema all the same. Raises what `check` raises but
+    """As `structure`, but a function that is not `strict` takes any object if its schema alone is refused, or if
+    MOST_REFUSED others were. The model is told of that schema all the same. Raises what `check` raises but
     BadInput."""
     functions, refused = [], 0
     for function in may.functions:

@@ -27,7 +27,8 @@ def serving_code(root: Path = _ROOT) -> str:
 
 
 def made_with(model: str, drafter: str) -> dict[str, str]:
-    """What the figures of a run depend on beside the code: the model, fetched if need be, the drafter if it is a folder
-    (an absolute path), and the libraries. Raises ModelError."""
+    """The model, the drafter and the libraries by which a run was made: its figures depend on them beside the code.
+    The model is fetched if need be; the files of a drafter count where it is a folder (an absolute path). Raises
+    ModelError."""
     drafts = fingerprint(Path(drafter)) if Path(drafter).is_absolute() else drafter
     return {"model": fingerprint(resolve(model)), "drafter": drafts} | versions()

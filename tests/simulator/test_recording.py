@@ -65,7 +65,7 @@ def test_steps_are_counted_by_what_their_time_depends_on(log: Path) -> None:
 
 
 def test_a_log_cut_short_loses_that_line_alone(log: Path) -> None:
-    """Whoever was killed in mid-line and started again appends to it."""
+    """A scheduler that was killed in mid-line appends to that line once it is started again."""
     log.write_text(log.read_text() + '{"now":1,"kind":"Step')
     assert len(read_events(log).requests) == 2
     events = EventLog(log)

@@ -78,7 +78,7 @@ void fix(const T* a, int k, int16_t* numbers, float* scale, int32_t* sums) {
     }
 }
 
-// sum[ROWS][VECTORS] = a * columns `c`... of the panel `p` of `weight`, in units of each row's scale.
+// sum[ROWS][VECTORS] = a * the columns of panel `p` of `weight` from `c` on, in units of each row's scale.
 template <int BITS, int ROWS, int VECTORS>
 void panel(const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&sum)[ROWS][VECTORS], int threads) {
     const int64_t bytes = int64_t(PANEL) * k * BITS / 8;
@@ -112,7 +112,7 @@ void panel(const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&s
                 load_scale(weight.minima, at + v * LANES, weight.wide) + scale * float(1 << (BITS - 1));
             for (int r = 0; r < ROWS; r++) {
                 const int32_t* sums = a.sums + (int64_t(r) * k + g * group) / GRAIN;
-                sum[r][v] = fused(sum[r][v], zero, Floats{} + float(std::accumulate(sums, sums + group / GRAIN, 0)));
+                sum[r][v] = fused(sum[r][v], zero, broadcast(std::accumulate(sums, sums + group / GRAIN, 0)));
             }
         }
     }

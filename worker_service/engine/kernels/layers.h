@@ -9,10 +9,10 @@
 namespace {
 
 // Whole weights [n][k] are packed in panels of 32 outputs: [n / 32][k / STEP][32][STEP].
-constexpr int MOST_ROWS = REGISTERS == 16 ? 6 : 8;
+constexpr int MOST_ROWS = REGISTERS == 16 ? 6 : 8;  // at a time: each weight is read once for all of them
 constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
 
-// sum[ROWS][VECTORS] += a * whole weights, which lie as a panel's do.
+// sum[ROWS][VECTORS] += a * some columns of a panel of whole weights.
 template <int ROWS, int VECTORS>
 void whole(const float* a, const float* weight, int k, Floats (&sum)[ROWS][VECTORS], int64_t ahead) {
     for (int begin = 0; begin < k; begin += CHUNK) {
@@ -43,10 +43,10 @@ void few_bits(const BFloat16*, const Fixed& a, const Matrix& weight, int p, int 
     Floats product[ROWS][VECTORS] = {};
     panel<BITS>(a, weight, p, c, k, product, omp_get_num_threads());
     for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) sum[r][v] = fused(sum[r][v], product[r][v], Floats{} + a.scales[r]);
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = fused(sum[r][v], product[r][v], broadcast(a.scales[r]));
 }
 
-// Rows first..first + ROWS times panel `p` of `weight`, some of its columns after the others.
+// Rows first..first + ROWS times panel `p` of `weight`, as many of its columns at a time as registers hold.
 template <int ROWS, typename T>
 void rows_times_panel(const T* a, const Fixed& fixed, int first, const Matrix& weight, int p, const float* bias,
                       float* out, int n, int k, bool add) {

@@ -10,8 +10,8 @@ namespace {
 template <typename T>
 constexpr int STEP = sizeof(float) / sizeof(T);
 
-// How many vectors of outputs are summed at a time for so many rows: at most `most`, and only as many as stay in registers,
-// with one of b for each of them beside the sums, and two more.
+// How many vectors of outputs are summed at a time for so many rows: at most `most`, and only as many as stay in registers.
+// Registers hold the sums, a vector of b for each vector of outputs, and two more for what is multiplied.
 constexpr int at_once(int rows, int most) {
     while (most > 1 && (rows + 1) * most + 2 > REGISTERS) most /= 2;
     return most;
@@ -30,10 +30,7 @@ Floats fused(Floats sum, Floats a, Floats b) {
 #endif
 }
 
-// In all lanes. (0 is taken away, not added: that would turn -0 into 0, so a compiler has to do it.)
-Floats all(float x) { return x - Floats{}; }
-
-Floats multiply_add(Floats sum, const float* a, Floats b) { return fused(sum, all(*a), b); }
+Floats multiply_add(Floats sum, const float* a, Floats b) { return fused(sum, broadcast(*a), b); }
 Floats multiply_add(Floats sum, const BFloat16* a, Floats b) {
     int32_t pair;
     std::memcpy(&pair, a, sizeof pair);

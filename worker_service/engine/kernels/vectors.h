@@ -82,6 +82,9 @@ Floats load(const BFloat16* from) {
     return (Floats)(__builtin_convertvector(bits, Ints) << 16);
 }
 
+// The same number in all lanes. The compiler drops `x - 0`, which is x; `0 + x` it has to add, for -0 becomes 0.
+Floats broadcast(float x) { return x - Floats{}; }
+
 // Lane i of the result is lane i ^ HALF of x.
 template <int HALF, int... I>
 Floats swapped(Floats x, std::integer_sequence<int, I...>) {
