@@ -116,7 +116,7 @@ class Entry:
     def expect(self, length: Length, since: int = 0) -> None:
         """Believe in an output of this length, after the first `since` tokens, from now on."""
         self.length, self.since = length, since
-        self.forecast = Forecast(length, self.request.max_tokens - since)
+        self.forecast = Forecast(length, max(0, self.request.max_tokens - since))
         self.remaining_tokens = self.forecast.remaining(self.emitted - since)
 
     def worth(self, price_s: float) -> bool:
@@ -215,6 +215,7 @@ class Worker:
     memory_tokens: int = field(init=False)  # of KV, that fit into its memory
     round_tokens: int = field(init=False)  # that a request may get in one round
     drafted_elsewhere: tuple[Entry, ...] = ()  # by its last plan
+    left_out: tuple[str, ...] = ()  # of its last plan, since memory is short; perhaps not its requests any more
 
     def __post_init__(self) -> None:
         self.memory_tokens = self.up.blocks * self.up.block_tokens

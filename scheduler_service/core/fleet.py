@@ -69,7 +69,7 @@ class Fleet:
     def _roomy(self, entry: Entry) -> bool:
         """Whether the worker that it is offered to first keeps a share of its memory free beside it. Else whoever is
         begun early takes the memory of those that run."""
-        worker = self.workers.get(next(self.vacancies.most(), ""))
+        worker = next((one for one in map(self.workers.get, self.vacancies.most()) if one and not one.draining), None)
         return worker is None or worker.free_blocks - worker.blocks_for(entry) >= KEPT_FREE * worker.up.blocks
 
     def _expect(self, entry: Entry) -> None:

@@ -76,7 +76,7 @@ class _Fitting:
 
     def all_fit(self) -> bool:
         """Whether all that are chosen may run, and nobody gives up anything."""
-        if sum([_need(self._worker, entry) for entry in self._chosen]) > self._free:
+        if sum([need(self._worker, entry) for entry in self._chosen]) > self._free:
             return False
         return not self._foresight or _lasts(self._worker, self._holding.union(self._chosen))
 
@@ -105,15 +105,16 @@ class _Fitting:
 
     def _make_room(self, entry: Entry, *, best: bool, patient: bool) -> bool:
         """Whether there is room for it, if need be since others give way. It waits for all of its memory rather than
-        take a part; but the `best` one runs anyway where nobody else keeps any."""
-        short = _need(self._worker, entry) - self._free
+        take a part; but the `best` one runs anyway where nobody else keeps any: blocks that several share are in no
+        request's count, and become free when the last of these gives them up."""
+        short = need(self._worker, entry) - self._free
         if short <= 0:
             return True
         giving = dict(_giving(self._worker, self.homed, self.evict, patient))
         givers = _givers(giving, self.homed[: self.homed.index(entry)], short)
         if givers is None and (not best or any(other.blocks and other not in giving for other in self.homed)):
             return False
-        for giver in givers or ():
+        for giver in [other for other in giving if other is not entry] if givers is None else givers:
             self.evict[giver] = giving[giver]
             self._free += giver.blocks
             self._holding.discard(giver)
@@ -122,30 +123,31 @@ class _Fitting:
     def _keep(self, entry: Entry) -> None:
         self.kept.append(entry)
         self._holding.add(entry)
-        self._free -= _need(self._worker, entry)
+        self._free -= need(self._worker, entry)
 
     def _let_others_go_on(self) -> None:
         """In the slots that are left run those whose KV was not worth it yet."""
         giving = dict(_giving(self._worker, self.homed, self.evict, patient=True))
         for entry in reversed(self.homed):
             passed = entry in self.kept or entry in self.evict or entry in giving or not entry.blocks
-            if len(self.kept) < self._slots and not passed and _need(self._worker, entry) <= self._free:
+            if len(self.kept) < self._slots and not passed and need(self._worker, entry) <= self._free:
                 self._keep(entry)
 
     def add_spares(self) -> None:
         """The worker fills its slots up with them, so they must fit like the others."""
         for entry in self._chosen[self._slots :]:
             waits = self._reserved and not entry.blocks
-            if waits or entry in self.kept or entry in self.evict or _need(self._worker, entry) > self._free:
+            if waits or entry in self.kept or entry in self.evict or need(self._worker, entry) > self._free:
                 continue
             if not entry.blocks and not self._lasts_with(entry):
                 break
             self._keep(entry)
 
 
-def _need(worker: Worker, entry: Entry) -> int:
-    """Blocks that it lacks to run."""
-    short = worker.blocks_for(entry) - entry.blocks
+def need(worker: Worker, entry: Entry) -> int:
+    """Blocks that it lacks to run. What is computed of it is there, in blocks of its own or in shared ones."""
+    computed = 0 if entry.offloaded else -(-(entry.tokens - entry.prefill_owed) // worker.up.block_tokens)
+    short = worker.blocks_for(entry) - max(entry.blocks, computed)
     return short if short > 0 else 0
 
 

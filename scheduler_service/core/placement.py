@@ -4,6 +4,7 @@ from bisect import insort
 from collections.abc import Iterator
 from itertools import islice
 
+from scheduler_service.core import kv
 from scheduler_service.core.entry import Entry, Worker
 from scheduler_service.core.fair_ranking import FairRanking
 from scheduler_service.core.fleet import Fleet
@@ -156,7 +157,8 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
     """The best request that waits at another worker and is better off in the next `batch` of this one.
 
     That is one without KV there and with a better claim than the last of the batch. If a slot here would idle it is any
-    one without KV there, or one whose KV is computed anew here before the other worker has room for it.
+    one without KV there, or one whose KV is computed anew here before the other worker has room for it; else one that
+    waits there for memory, if there is enough here.
     """
     worker = fleet.workers[name]
     last = batch[-1].key if len(batch) == worker.up.slots else None  # None: a slot would idle
@@ -172,6 +174,23 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
             if _may_move(fleet, entry, donor, worker, idle=last is None):
                 best = entry
                 break
+    return _waiting_for_memory(fleet, worker) if best is None and last is None else best
+
+
+def _waiting_for_memory(fleet: Fleet, worker: Worker) -> Entry | None:
+    """The best request that has no memory where it waits, and would have it here."""
+    others = [other for other in fleet.workers.values() if other.left_out and other is not worker]
+    if not others:
+        return None
+    free = worker.free_blocks - sum([kv.need(worker, fleet.entries[key[-1]]) for key in worker.ranking])
+    best: Entry | None = None
+    for other in others:
+        for entry in filter(None, map(fleet.entries.get, other.left_out)):
+            waits = entry.home == other.up.worker and entry.state is State.WAITING and not entry.offloaded
+            if not waits or (best and entry.key >= best.key) or kv.need(worker, entry) > free:
+                continue
+            if _may_move(fleet, entry, other, worker, idle=True):
+                best = entry
     return best
 
 

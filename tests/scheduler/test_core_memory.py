@@ -8,11 +8,13 @@ from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.entry import WORTH
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import (
+    Plan,
     RequestClass,
     Round,
     StepDone,
+    Submitted,
 )
-from tests.scheduler.builders import COST, FakeWorker, core
+from tests.scheduler.builders import COST, FakeWorker, core, request, worker_up
 
 
 def test_the_kv_of_the_lowest_claim_is_dropped_when_memory_runs_out() -> None:
@@ -136,3 +138,44 @@ def test_a_request_that_lost_its_kv_finishes_all_the_same() -> None:
     worker.submit("short", prompt=40)
     worker.run(40)
     assert not worker.core.fleet.entries
+
+
+class Sharing:
+    """A worker whose requests have their first blocks in common. It reports for each those that are its own."""
+
+    def __init__(self, shared: int, blocks: int, slots: int) -> None:
+        self.core, self.shared, self.blocks, self.now = core(), shared, blocks, 0.0
+        self.core.observe(worker_up(slots=slots, blocks=blocks), 0.0)
+
+    def submit(self, *ids: str, **more: object) -> Plan:
+        """Returns the plan that follows."""
+        for id in ids:
+            self.core.observe(Submitted(request(id, self.now, **more)), self.now)  # type: ignore[arg-type]
+        return self.core.plan("w")
+
+    def step(self, *ids: str, own: int) -> None:
+        """A round in which these ran, each with so many blocks of its own."""
+        entries = [self.core.fleet.entries[id] for id in ids]
+        rows = [Round(one.request.id, one.placement, one.emitted, 1, 0, 0, one.prefill_owed, 0, own) for one in entries]
+        self.now += 1
+        free = self.blocks - self.shared - own * len(ids)
+        self.core.observe(StepDone("w", tuple(rows), free, 1.0), self.now)
+
+
+def test_blocks_that_requests_share_are_asked_for_once() -> None:
+    """Each fills 25 blocks of 16 tokens, of which 24 are the same: 82 of 110 stay free."""
+    worker = Sharing(shared=24, blocks=110, slots=4)
+    worker.submit(*"abcd", prompt=384)
+    worker.step(*"abcd", own=1)
+    assert [run.id for run in worker.core.plan("w").schedule] == [*"abcd"]
+
+
+def test_all_give_up_their_kv_for_the_best_claim_where_they_share_most_of_it() -> None:
+    """Two share 40 blocks and have 20 each of their own; 20 are free, and the best claim needs 70."""
+    worker = Sharing(shared=40, blocks=100, slots=2)
+    worker.submit(*"ab", prompt=950)
+    for _ in range(5):
+        worker.step(*"ab", own=20)
+    plan = worker.submit("best", prompt=1100, klass=RequestClass.INTERACTIVE)
+    assert sorted(plan.drop) == ["a", "b"]
+    assert [run.id for run in plan.schedule] == ["best"]

@@ -69,6 +69,36 @@ def test_an_idle_worker_claims_what_waits_at_another() -> None:
     assert [run.id for run in queue.plan("busy").schedule] == ["a"]
 
 
+def short_of_memory() -> Core:
+    """Six blocks: the first request holds four of them, and the second, for which there is a slot, would need three."""
+    queue = core("fcfs")
+    short = FakeWorker(queue, {"first": 60, "second": 30}, name="short", slots=2, blocks=6)
+    short.submit("first", prompt=40)
+    short.run(10)
+    short.submit("second", prompt=40)
+    assert [run.id for run in queue.plan("short").schedule] == ["first"]
+    return queue
+
+
+def test_an_idle_worker_claims_what_waits_for_memory_at_another() -> None:
+    queue = short_of_memory()
+    queue.observe(worker_up("idle"), 11.0)
+    assert [run.id for run in queue.plan("idle").schedule] == ["second"]
+    assert [run.id for run in queue.plan("short").schedule] == ["first"]
+
+
+def test_what_waits_for_memory_stays_where_no_other_worker_has_it_free() -> None:
+    queue = short_of_memory()
+    other = FakeWorker(queue, {"other": 60}, name="other", slots=2, blocks=6)
+    queue.observe(Cancelled("second"), 11.0)
+    other.submit("other", prompt=40)
+    other.run(10)
+    other.submit("third", prompt=40)
+    assert [run.id for run in queue.plan("short").schedule] == ["first"]
+    assert [run.id for run in queue.plan("other").schedule] == ["other"]
+    assert queue.fleet.entries["third"].home == "short"
+
+
 def paused_beside(prefill_token_s: float) -> Core:
     """A request of 40 tokens is paused on one worker for a shorter one that runs there; another worker has nothing."""
     queue = core("srpt-length")
