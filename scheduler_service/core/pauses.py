@@ -35,6 +35,9 @@ class Pauses:
     def due(self, entries: Mapping[str, Entry], round_s: float, now: float) -> Iterator[Entry]:
         """Streams that have become due. `round_s`: nominal seconds of a round."""
         within_s = max(self._bound_s - MARGIN_ROUNDS * round_s, round_s)
+        if len(self._due) > 2 * len(entries) + 64:  # most are of streams that have ended
+            self._due = [one for one in self._due if one[1] in entries]
+            heapq.heapify(self._due)
         while self._due and self._due[0][0] <= now:
             _, id = heapq.heappop(self._due)
             entry = entries.get(id)

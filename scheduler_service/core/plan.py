@@ -21,10 +21,8 @@ def make_plan(fleet: Fleet, name: str, *, choose_drafts: bool, prefill_chunk: in
     schedule, evict = kv.fit(
         worker, chosen, by_claim_reversed, quarantined=suspects is not None, foresight=fleet.foresight
     )
-    worker.left_out = ()
-    if schedule != chosen:
-        listed = set(schedule)
-        worker.left_out = tuple([entry.request.id for entry in chosen if entry not in listed])
+    left_out = () if schedule == chosen else set(chosen).difference(schedule)
+    worker.left_out = tuple([entry.request.id for entry in left_out])
     for entry, copy in evict.items():
         worker.free_blocks += entry.blocks  # once this plan is carried out, which the next one may rely on
         entry.offload_kv(copy) if copy else entry.lose_kv()

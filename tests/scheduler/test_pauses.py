@@ -59,6 +59,14 @@ def test_streams_of_an_earlier_scheduler_are_due_at_once() -> None:
     assert worker.run(3) == ["short", "begun", "short"]
 
 
+def test_streams_that_have_ended_are_forgotten_long_before_they_would_be_due() -> None:
+    worker = FakeWorker(core("gittins", "max_pause_s=100000"), {str(i): 2 for i in range(500)})
+    for i in range(500):
+        worker.submit(str(i))
+        worker.run(2)
+    assert len(worker.core.fleet.pauses._due) <= 100
+
+
 def test_what_has_ended_is_not_due() -> None:
     worker = FakeWorker(core("gittins", "max_pause_s=6"), {"gone": 50, "new": 50})
     worker.submit("gone")
