@@ -10,7 +10,8 @@ from scheduler_service.core.types import Round
 
 
 def charge(classes: Classes, ran: Iterable[tuple[Entry, Round]], share_s: float, prefill_token_s: float) -> None:
-    """`share_s`: nominal seconds of a whole worker that a slot's round is; a prompt takes the whole worker."""
+    """`share_s`, `prefill_token_s`: nominal seconds of all workers that a slot's round takes, and a token of a prompt,
+    for which a whole worker stands still."""
     served: dict[tuple[ClassAccount, Flow], tuple[int, int]] = {}
     for entry, row in ran:
         whose = entry.of_class, entry.flow
@@ -21,6 +22,6 @@ def charge(classes: Classes, ran: Iterable[tuple[Entry, Round]], share_s: float,
 
 
 def charge_one(classes: Classes, of_class: ClassAccount, flow: Flow, service_s: float) -> None:
-    """Seconds of a whole worker, for requests of one flow."""
+    """Seconds of all workers, for requests of one flow."""
     flow.charge(service_s)
     classes.charge(of_class.klass, service_s)

@@ -1,20 +1,21 @@
 """Classes of requests: the better one goes first, yet none starves another. No policy lives here.
 
-While a class has live requests it is owed its LEAST share of all service, less what it gets. Once it is owed GRAIN_S
+While requests of a class wait it is owed its LEAST share of all service, less what it gets. Once it is owed GRAIN_S
 it goes before the better classes, until nothing is owed: strict priority with reservations, by the account of deficit
 round robin (Shreedhar, Varghese 1996). Of what a class gets beyond its share no more than GRAIN_S counts against it,
-and nothing is saved up while it has no live requests. With one class nothing changes.
+and no more than that is saved up while none of its requests waits. With one class nothing changes.
 """
 
 from collections import Counter
 from functools import total_ordering
+from math import inf
 
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.ranking import Changes
 from scheduler_service.core.types import RequestClass
 
 LEAST = {RequestClass.INTERACTIVE: 0.0, RequestClass.DEFAULT: 0.2, RequestClass.BATCH: 0.05}
-GRAIN_S = 0.5  # of a whole worker
+GRAIN_S = 0.5  # of all workers
 
 
 @total_ordering
@@ -34,7 +35,8 @@ class ClassAccount:
 
     def serve(self, owed_s: float) -> None:
         """`owed_s`: more that it is owed; negative where it got more than that."""
-        self.owed_s = max(-GRAIN_S, self.owed_s + owed_s)
+        waits = self.live > self.in_state[State.RUNNING]
+        self.owed_s = max(-GRAIN_S, min(self.owed_s + owed_s, inf if waits else GRAIN_S))
         self._set_due(self.owed_s >= GRAIN_S or (self.due and self.owed_s > 0))
 
     def leave(self) -> None:
@@ -70,7 +72,7 @@ class Classes:
         return {klass: account.in_state[state] for klass, account in self._accounts.items()}
 
     def charge(self, klass: RequestClass, service_s: float) -> None:
-        """Nominal seconds of a whole worker that a request of `klass` got."""
+        """Nominal seconds of all workers that a request of `klass` got."""
         for account in self._accounts.values():
             if account.live:
                 account.serve(LEAST[account.klass] * service_s - (service_s if account.klass is klass else 0.0))

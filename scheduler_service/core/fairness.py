@@ -1,6 +1,6 @@
 """Tenants: weighted shares of service among them, and bounds on what each has waiting. No policy lives here.
 
-The requests of a tenant in one class are a flow. Its virtual time grows by the nominal seconds of a worker that they
+The requests of a tenant in one class are a flow. Its virtual time grows by the nominal seconds of all workers that they
 get, over the tenant's weight. Of the flows of a class the one whose virtual time is lowest goes first: start-time fair
 queueing (Goyal, Vin, Cheng 1996). A flow that had nothing to run for a while comes back at the virtual time of the flow
 of its class that is furthest behind, so that no claim to service can be saved up. Each class has a virtual time of its
@@ -18,7 +18,7 @@ from scheduler_service.core.ranking import Changes
 from scheduler_service.core.terms import EVERYBODY_ELSE, Terms
 from scheduler_service.core.types import QueueIsFull, Request, RequestClass, TooLarge, Unseen
 
-GRAIN_S = 0.5  # of a whole worker, at weight 1
+GRAIN_S = 0.5  # of all workers, at weight 1
 
 
 @total_ordering
@@ -37,7 +37,7 @@ class Flow:
         self.live = 0  # requests
 
     def charge(self, service_s: float) -> None:
-        """Nominal seconds of a whole worker."""
+        """Nominal seconds of all workers."""
         self._set(self.virtual_s + service_s / self.weight)
 
     def catch_up(self, virtual_s: float) -> None:

@@ -28,7 +28,8 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     if fleet.overtaking:
         served = [(entry.request, _counted(fleet, entry, row), len(row.each) or 1) for entry, row in ran.values()]
         fleet.overtaking.served(served, [fleet.entries[id].request for id in beside])
-    charge(fleet.classes, ran.values(), known.round_s / known.slots, known.cost.prefill_token_s)
+    workers = len(fleet.workers)
+    charge(fleet.classes, ran.values(), known.round_s / known.slots / workers, known.cost.prefill_token_s / workers)
     went_on: list[str] = []
     effects: list[Effect] = []
     began = now - step.duration_s

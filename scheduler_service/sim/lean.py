@@ -188,10 +188,12 @@ class Lean:
         for run in runs.values():
             if ended_s - began > run.longest_s and run not in self._starting:
                 run.longest_s = ended_s - began
+        self._accounts.count([ended_s], prefilled)
+        if self._starting or self._stopped:
+            self._accounts.charge()  # classes are charged by who waits
         for run in self._starting:
             self._accounts.start(run, ended_s - step_s)
         self._starting = []
-        self._accounts.count([ended_s], prefilled)
         self._accounts.tell_served()
         ended = self._end() if self._accounts.round == self._next_end else []
         for entry in sorted(self._stopped, key=lambda entry: entry.request.id):

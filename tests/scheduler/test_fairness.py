@@ -15,6 +15,7 @@ from scheduler_service.core.fairness import GRAIN_S, Flow, Tenants
 from scheduler_service.core.ranking import Changes, Key
 from scheduler_service.core.terms import Terms
 from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted, TooLarge
+from scheduler_service.sim.costs import StepCosts
 from scheduler_service.store import MemoryStore
 from scheduler_service.tenants import read_terms
 from tests.scheduler.builders import FakeWorker, core, request
@@ -28,8 +29,8 @@ LONG = 10_000
 class SimFleet(FakeWorker):
     """One worker whose round lasts a second; requests are named TENANT-NUMBER."""
 
-    def __init__(self, policy: str = "gittins", terms: dict[str, Terms] | None = None) -> None:
-        super().__init__(core(policy), {}, slots=SLOTS)
+    def __init__(self, policy: str = "gittins", terms: dict[str, Terms] | None = None, slots: int = SLOTS) -> None:
+        super().__init__(core(policy), {}, slots=slots)
         self.core.fleet.tenants.terms = terms or {}
 
     def flood(self, tenant: str, count: int = 20, length: int = LONG, **more: object) -> None:
@@ -53,6 +54,15 @@ def test_service_is_shared_by_weight(policy: str, heavy: float, light: float) ->
     fleet.flood("b")
     shares = fleet.shares(240)
     assert shares["a"] / heavy == pytest.approx(shares["b"] / light, abs=2 * SLOTS * (GRAIN_S + 1) / light)
+
+
+def test_turns_are_no_shorter_with_more_workers() -> None:
+    def preemptions(workers: int) -> float:
+        jobs = [job(f"{tenant}{number}", 0.0, 200, tenant=tenant) for number in range(6 * workers) for tenant in "ab"]
+        trace = run(jobs, "gittins", slots=2, workers=workers, costs=StepCosts())
+        return sum(outcome.record.preemptions for outcome in trace.outcomes) / len(jobs)
+
+    assert preemptions(8) < 1.1 * preemptions(1)
 
 
 def test_without_preemption_requests_take_turns_when_others_end() -> None:
@@ -156,6 +166,17 @@ def test_a_class_is_owed_nothing_for_the_time_in_which_it_had_nothing_to_run() -
     assert set(fleet.shares(5)) == {"a"}
 
 
+def test_a_class_is_owed_nothing_for_the_time_in_which_none_of_its_requests_waited() -> None:
+    """One request runs all the time, and gets less than the share of its class."""
+    fleet = SimFleet(slots=32)
+    fleet.flood("a", count=64, klass=RequestClass.INTERACTIVE)
+    fleet.flood("b", count=1)
+    assert fleet.shares(400)["b"] > 380
+    fleet.flood("c", count=64)
+    shares = fleet.shares(100)
+    assert (shares["b"] + shares["c"]) / shares.total() == pytest.approx(LEAST[RequestClass.DEFAULT], abs=0.03)
+
+
 def test_what_better_classes_leave_free_counts_as_service() -> None:
     fleet = SimFleet()
     fleet.flood("a", count=SLOTS - 1, klass=RequestClass.INTERACTIVE)
@@ -213,6 +234,8 @@ def in_order_after(operations: Iterable[tuple[str, str, int]]) -> None:
     changes = Changes()
     flows = {name: Flow(name, changes) for name in "abcdefgh"}
     accounts = [ClassAccount(klass, changes) for klass in RequestClass]
+    for account in accounts:
+        account.live = 1
     ranking, kept = FairRanking(changes), []
     for what, name, number in operations:
         key = (number % 5 == 0, accounts[number % 3], flows[name], number, f"{name}{number}")
