@@ -45,13 +45,15 @@ def hosts(url: str) -> list[str]:
 
 
 def connect(url: str, timeout_s: float, options: Mapping[str, Any]) -> aioredis.Redis:
-    """A client of the server, or of the primary; it connects when it is used. `options`: of the connection, beside
-    those of the URL; sentinel_username and sentinel_password are for Sentinels that ask for them.
+    """A client of the server, or of the primary; it connects when it is used, for `timeout_s` at most. It waits for
+    answers as long as its caller does: to send with a timeout of its own costs it a task for each command. `options`:
+    of the connection, beside those of the URL; sentinel_username and sentinel_password are for Sentinels that ask for
+    them.
 
     Raises ValueError or TypeError if the URL is malformed; their words may hold a part of a password.
     """
     # The client must not retry: a commit that may have happened is repeated by its owner, under its number.
-    own = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0), **options}
+    own = {"socket_timeout": None, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0), **options}
     if not by_sentinels(url) and urlsplit(url).port == 0:
         raise ValueError("nobody's port")  # the client library would take its default
     client = _of_primary(_parts(url), own) if by_sentinels(url) else aioredis.Redis.from_url(url, **own)

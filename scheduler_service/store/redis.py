@@ -84,7 +84,7 @@ class RedisStore:
         """
         self._redis = connection.connect(url, timeout_s, options or {})
         self.keys = Keys(namespace)
-        self._keep_s, self._replicas = keep_s, replicas
+        self._keep_s, self._replicas, self._timeout_s = keep_s, replicas, timeout_s
         self._reads = asyncio.Semaphore(MAX_READS)
         self._tried = (0, 0)  # epoch and number of the last commit that was begun
         self._by_sentinels = connection.by_sentinels(url)
@@ -210,7 +210,10 @@ class RedisStore:
     async def _guarded(self, call: Awaitable[Any], key: str = "") -> Any:
         """The answer to a call; its errors in the port's words. `key`: the one that it is about; scripts say it."""
         try:
-            return await _told(call, key)
+            async with asyncio.timeout(self._timeout_s):
+                return await _told(call, key)
+        except TimeoutError:
+            raise StoreUnavailable(f"Redis did not answer within {self._timeout_s:g} s") from None
         except StoreUnavailable as error:
             if isinstance(error, TooFewReplicas) or str(error).startswith(DEMOTED):
                 await connection.reconnect(self._redis)  # perhaps another server is the primary now
