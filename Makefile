@@ -103,7 +103,7 @@ help:
 
 env: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
-	@echo "making $(VENV), of some 2 GB: minutes in which nothing is said"
+	@echo "making $(VENV), of 2 GB, with PyPI's torch for Linux 6 GB: minutes in which nothing is said"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable ".[all]"
@@ -265,7 +265,7 @@ architecture: env
 	$(BIN)/lint-imports
 
 compose-check: env
-	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml compose.gpu.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml compose.gpu.yml compose.prometheus.yml
 
 audit: env
 	$(BIN)/python deploy/audit.py --strict

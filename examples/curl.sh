@@ -6,16 +6,19 @@ model=${MODEL:-smollm2-135m}
 ask() { # the rest of the body
     echo "{\"model\": \"$model\", \"messages\": [{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}], \"max_tokens\": 24$1}"
 }
+call() { # the path, and further arguments of curl; without keys the service takes any
+    path=$1 && shift
+    curl -sS --fail-with-body "$url/$path" -H "authorization: Bearer ${OPENAI_API_KEY:-none}" "$@"
+}
 
-ask '' | curl -sS --fail-with-body "$url/chat/completions" -H 'content-type: application/json' -d @-
+ask '' | call chat/completions -H 'content-type: application/json' -d @-
 echo
 
 ask ', "stream": true, "stream_options": {"include_usage": true}' |
-    curl -sSN --fail-with-body "$url/chat/completions" -H 'content-type: application/json' -d @-
+    call chat/completions -N -H 'content-type: application/json' -d @-
 
 # Under an id of your own a request can be asked about, read again, and ended.
 id=example-$$
-ask ", \"request_id\": \"$id\"" |
-    curl -sS --fail-with-body -o /dev/null "$url/chat/completions" -H 'content-type: application/json' -d @-
-curl -sS --fail-with-body "$url/requests/$id"
+ask ", \"request_id\": \"$id\"" | call chat/completions -o /dev/null -H 'content-type: application/json' -d @-
+call "requests/$id"
 echo

@@ -35,6 +35,7 @@ PURPOSES = {
     "worker": (_CLIENT,),
     "drafter": (_SERVER,),
     "redis": (_SERVER, _CLIENT),  # its own health check is a client
+    "prometheus": (_CLIENT,),  # reads metrics, and may call nothing else
 }
 
 

@@ -71,7 +71,7 @@ class Stack:
         return Child(command, partial(emit_entry, self._emit, command.name))
 
     def client(self) -> AsyncClient:
-        return AsyncClient(self.grpc, ca=self.ca)
+        return AsyncClient(self.grpc, ca=self.ca or "")  # whatever LAPS_SD_CA says of other servers
 
     async def ready(self) -> None:
         """Returns when a warmed worker serves. Raises NotServing."""

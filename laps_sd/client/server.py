@@ -13,7 +13,7 @@ from laps_sd.client.wire import BadInput, is_loopback
 
 HTTPS = "https://"
 DEFAULT_SERVER = "127.0.0.1:50051"
-SERVER_VARIABLE, KEY_VARIABLE = "LAPS_SD_SERVER", "LAPS_SD_API_KEY"
+SERVER_VARIABLE, KEY_VARIABLE, CA_VARIABLE = "LAPS_SD_SERVER", "LAPS_SD_API_KEY", "LAPS_SD_CA"
 MAX_PORT = 65535
 _ADDRESS = re.compile(r"(?P<host>[^\s:,/\[\]]+|\[[^\s,/\[\]]+\]):(?P<port>\d+)")
 
@@ -43,9 +43,11 @@ class Server:
 
 
 def find_server(server: str | None, api_key: str | None, ca: str | os.PathLike[str] | None) -> Server:
-    """What was given; otherwise what the environment says; otherwise this machine's default port. Raises BadInput."""
+    """What was given; otherwise what the environment says; otherwise this machine's default port. `ca` "": none,
+    whatever the environment says. Raises BadInput."""
     named = server or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
-    tls = ca is not None or named.startswith(HTTPS)
+    trusted = os.environ.get(CA_VARIABLE, "") if ca is None else ca
+    tls = bool(trusted) or named.startswith(HTTPS)
     targets = tuple(named.removeprefix(HTTPS).split(","))
     for target in targets:
         check_address(target)
@@ -55,7 +57,7 @@ def find_server(server: str | None, api_key: str | None, ca: str | os.PathLike[s
     far = [one for one in targets if not is_loopback(one.rpartition(":")[0])]
     if key is not None and not tls and far:
         raise BadInput("api_key", f"{far[0]} is another machine: use https:// or name its ca")
-    return Server(targets, tls, None if ca is None else read_ca(Path(ca)), str(ca or ""), key)
+    return Server(targets, tls, read_ca(Path(trusted)) if trusted else None, str(trusted), key)
 
 
 def check_address(target: str) -> None:

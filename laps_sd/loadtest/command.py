@@ -157,7 +157,7 @@ def loadtest(
         at=openai or server,
         model=model,
         api_key=api_key,
-        ca=str(ca) if ca else None,
+        ca=str(ca or ""),
         timeout_s=timeout_s,
         ready_s=ready_s or READY_S,
         listens_s=ready_s or LISTENS_S,

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import cycle
-from pathlib import Path
 from typing import Any, Self
 
 from laps_sd.client import HTTPS, AsyncClient, RequestError
@@ -26,7 +25,7 @@ class Server:
     at: str  # HOST:PORT of one gateway or several; with `model` the URL of an OpenAI-compatible server
     model: str | None = None  # of an OpenAI-compatible server; None: the server is LAPS-SD
     api_key: str | None = None
-    ca: str | None = None  # a PEM file
+    ca: str = ""  # a PEM file; empty: none
     timeout_s: float = 600.0  # of one request
     ready_s: float = READY_S  # for the server to be ready
     listens_s: float = LISTENS_S  # for anything to listen there
@@ -98,11 +97,11 @@ class Grpc(Target):
     """One gateway of LAPS-SD, or several that get requests by round robin."""
 
     async def __aenter__(self) -> Self:
-        scheme = HTTPS if self.server.at.startswith(HTTPS) else ""
-        ca = Path(self.server.ca) if self.server.ca else None
+        server = self.server
+        scheme = HTTPS if server.at.startswith(HTTPS) else ""
         self._clients = [
-            AsyncClient(scheme + one, api_key=self.server.api_key, ca=ca, max_retries=0)  # it measures what happens
-            for one in self.server.at.removeprefix(HTTPS).split(",")
+            AsyncClient(scheme + one, api_key=server.api_key, ca=server.ca, max_retries=0)  # it measures what happens
+            for one in server.at.removeprefix(HTTPS).split(",")
         ]
         for client in self._clients:
             await client.__aenter__()

@@ -140,7 +140,7 @@ async def _with_gateway(
     gateways = [Gateway(processes.target, 0, number, 1, scale.gateways) for number in range(1, scale.gateways)]
     async with relay.serving(relay_port), children(command), running(workers, gateways) as begin:
         await serving(f"{HOST}:{grpc_port}", PUBLIC)
-        async with AsyncClient(f"{HOST}:{grpc_port}") as client:
+        async with AsyncClient(f"{HOST}:{grpc_port}", ca="") as client:
             for number in range(scale.streams):
                 begin(_stream(client, number))
             round_s = await _rounds(workers, scale)

@@ -265,6 +265,15 @@ def test_address_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert "key" not in repr(found)
 
 
+@both
+def test_the_authority_comes_from_the_environment(by: Any, certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAPS_SD_CA", str(certs / "gateway" / "ca.crt"))
+    with serving(Gateway([last(0)]), credentials(certs / "gateway")) as served:
+        by("complete", "x")(served.target)
+    with serving(Gateway([last(0)])) as plain:
+        by("complete", "x")(plain.target, ca="")
+
+
 def test_the_next_gateway_is_asked_when_one_is_lost() -> None:
     with serving(Gateway([last(0)])) as gateway, Client(f"{NOBODY},{gateway.target}") as client:
         assert client.complete("x").finish_reason == "length"

@@ -73,6 +73,29 @@ def test_the_example_is_valid() -> None:
     }
 
 
+def test_what_the_page_says_to_add_renders(tmp_path: Path) -> None:
+    """All of it in one file."""
+    page = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
+    wanted: dict[str, Any] = {}
+    for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL):
+        for key, value in yaml.safe_load(block).items():
+            wanted[key] = wanted[key] + value if key in wanted else value
+    (tmp_path / "k8s").symlink_to(K8S)
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(wanted | {"resources": ["k8s/example"]}))
+    objects = list(yaml.safe_load_all(render(tmp_path)))
+    valid(objects)
+    named = {(each["kind"], each["metadata"]["name"].partition("-model-")[0]): each for each in objects}
+    assert named["Service", "gateway"]["spec"]["type"] == "LoadBalancer"
+    assert named["Certificate", "laps-sd-gateway"]["spec"]["dnsNames"][-1] == "llm.example.com"
+    worker = named["Deployment", "worker"]["spec"]
+    assert worker["strategy"] == {"type": "Recreate"}
+    (container,) = worker["template"]["spec"]["containers"]
+    assert container["image"].startswith("REGISTRY/worker:")
+    assert container["resources"]["limits"]["memory"] == "16Gi"
+    data = named["ConfigMap", "laps-sd"]["data"]
+    assert data["MODEL"] == data["LAPS_SD_WORKER_MODEL"] == "OWNER/NAME"
+
+
 def test_a_misspelt_field_is_not_valid(tmp_path: Path) -> None:
     objects = rendered(tmp_path, ())
     worker = next(each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Deployment", "worker"))

@@ -134,18 +134,21 @@ async def test_an_unreadable_request_is_set_aside_and_the_others_go_on(
         assert "b'many'" in gateway.refused[broken].message
 
 
-async def test_a_person_may_mend_what_was_set_aside_and_give_it_back(store: RedisStore, raw: redis.Redis) -> None:
-    """As docs/explanation/reliability.md says."""
+async def test_a_person_may_mend_what_was_set_aside_and_give_it_back(
+    redis_url: str, store: RedisStore, raw: redis.Redis, redis_user: dict[str, str]
+) -> None:
+    """As docs/explanation/reliability.md says, and as the user that it names."""
     await leave(store, "a")
     raw.hset(store.keys.request("a"), "prompt_tokens", "many")
     async with live(store) as (leader, _, _):
         await all_set_aside(leader)
-    raw.rename(store.keys.unreadable("a"), store.keys.request("a"))
-    raw.rename(store.keys.unreadable_log("a"), store.keys.log("a"))
-    for key in (store.keys.request("a"), store.keys.log("a")):
-        raw.persist(key)
-    raw.hset(store.keys.request("a"), "prompt_tokens", 3)
-    raw.zadd(store.keys.queues[0], {"a": 0})
+    with redis.Redis.from_url(redis_url, **redis_user) as person:
+        person.rename(store.keys.unreadable("a"), store.keys.request("a"))
+        person.rename(store.keys.unreadable_log("a"), store.keys.log("a"))
+        for key in (store.keys.request("a"), store.keys.log("a")):
+            person.persist(key)
+        person.hset(store.keys.request("a"), "prompt_tokens", 3)
+        person.zadd(store.keys.queues[0], {"a": 0})
     async with live(store) as (_, worker, gateway):
         await gateway.follow("a")
         await worker.until("a")

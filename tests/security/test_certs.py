@@ -37,7 +37,7 @@ def test_run_again_it_renews_certificates_and_keeps_authority_and_password(certs
     renewed = {file: file.read_bytes() for file in certs.glob("*/tls.crt")}
     make_certs(certs)
     assert all(file.read_bytes() == content for file, content in kept.items())
-    assert len(renewed) == 5
+    assert len(renewed) == 6
     assert all(file.read_bytes() != content for file, content in renewed.items())
 
 
@@ -54,7 +54,7 @@ def test_a_name_for_one_service_is_in_no_other_certificate(tmp_path: Path) -> No
     local = {"localhost", "127.0.0.1", "::1", "all.example"}
     assert set(names_of(tmp_path / "scheduler")) == local | {"scheduler", "s.example", "::2"}
     assert set(names_of(tmp_path / "gateway")) == local | {"gateway", "gw.example"}
-    for role in ("worker", "drafter", "redis"):
+    for role in ("worker", "drafter", "redis", "prometheus"):
         assert set(names_of(tmp_path / role)) == local | {role}
 
 

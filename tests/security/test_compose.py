@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 GPU: dict[str, Any] = yaml.safe_load((ROOT / "compose.gpu.yml").read_text())["services"]
+PROMETHEUS: dict[str, Any] = yaml.safe_load((ROOT / "compose.prometheus.yml").read_text())["services"]["prometheus"]
+SCRAPED: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "prometheus" / "containers.yml").read_text())
 SETTINGS: dict[str, type[BaseSettings]] = {
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
@@ -97,8 +99,11 @@ def test_no_container_runs_as_root() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_ports_are_published_to_this_machine_alone(name: str) -> None:
-    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", []))
+def test_ports_are_published_to_this_machine_alone_unless_somebody_says(name: str) -> None:
+    """And then those for clients only."""
+    for port in (*SERVICES[name].get("ports", []), *PROMETHEUS["ports"]):
+        where = "${BIND:-127.0.0.1}:" if port.endswith((":50051", ":8080")) else "127.0.0.1:"
+        assert port.startswith(where)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -117,7 +122,17 @@ def test_the_services_authenticate(name: str, certs: Path, monkeypatch: pytest.M
     settings: Any = CliApp.run(SETTINGS[name], cli_args=[here(word) for word in service["command"][3:]])
     assert settings.tls
     assert not settings.insecure
-    assert name.startswith("worker") or settings.host == "0.0.0.0"
+    assert settings.host == "0.0.0.0"
+
+
+def test_prometheus_reads_every_service_and_has_its_own_certificate(certs: Path) -> None:
+    targets = {at for job in SCRAPED["scrape_configs"] for some in job["static_configs"] for at in some["targets"]}
+    assert targets == {f"{name}:9090" for name in SETTINGS}
+    assert all("--metrics-port=9090" in SERVICES[name]["command"] for name in SETTINGS)
+    assert [volume for volume in PROMETHEUS["volumes"] if ":/certs" in volume] == ["certs-prometheus:/certs:ro"]
+    assert "certs-prometheus:/certs/prometheus" in SERVICES["certs"]["volumes"]
+    files = {path for job in SCRAPED["scrape_configs"] for key, path in job["tls_config"].items() if "_file" in key}
+    assert {Path(path).name for path in files} == {file.name for file in (certs / "prometheus").iterdir()}
 
 
 def test_no_service_has_anothers_certificate() -> None:

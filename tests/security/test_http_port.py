@@ -2,11 +2,15 @@
 
 import ssl
 from pathlib import Path
+from typing import Any
 
 import httpx2
+import openai
+import pytest
 
 from gateway.keys import Right, new_key
 from tests.gateway.harness import WAIT_S, Scheduler, gateway
+from tests.gateway.openai.harness import door
 
 
 async def test_metrics_need_the_right_admin_where_strangers_can_come(tmp_path: Path, certs: Path) -> None:
@@ -30,3 +34,21 @@ async def test_metrics_need_the_right_admin_where_strangers_can_come(tmp_path: P
             ]
             assert (await client.get("/live")).status_code == 200
     await scheduler.stop()
+
+
+async def test_openais_client_trusts_the_authority_that_ssl_cert_file_names(
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/how-to/openai.md says."""
+    key, line = new_key("a", [Right.GENERATE])
+    (tmp_path / "keys").write_text(line)
+    files: dict[str, Any] = {"cert": certs / "gateway" / "tls.crt", "key": certs / "gateway" / "tls.key"}
+    monkeypatch.setenv("NO_PROXY", "*")
+    async with door(api_keys=tmp_path / "keys", **files) as at:
+        where: dict[str, Any] = {"base_url": f"https://{at.gateway.http}/v1", "api_key": key, "max_retries": 0}
+        async with openai.AsyncOpenAI(timeout=WAIT_S, **where) as client:
+            with pytest.raises(openai.APIConnectionError):
+                await client.models.list()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certs / "gateway" / "ca.crt"))
+        async with openai.AsyncOpenAI(timeout=WAIT_S, **where) as client:
+            assert [model.id async for model in client.models.list()] == ["tiny"]

@@ -1,6 +1,8 @@
 """A port that others can reach is refused unless it tells friend from stranger."""
 
 import asyncio
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from pydantic_settings import CliApp
 
 from gateway.config import Settings as GatewaySettings
 from gateway.keys import Right, new_key
@@ -67,6 +70,23 @@ def test_a_process_says_what_to_set_and_ends(service: str) -> None:
     assert "host: 0.0.0.0 can be reached from elsewhere" in ended.stderr
     assert "--insecure" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [("gateway", GatewaySettings), ("scheduler_service", SchedulerSettings), ("worker_service", WorkerSettings)],
+)
+def test_the_commands_of_security_md_start_services_that_authenticate(
+    module: str, kind: type[ServiceSettings], certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = re.findall(rf"^python -m {module} (.*)$", (Path(__file__).parents[2] / "SECURITY.md").read_text(), re.M)
+    monkeypatch.chdir(certs / module.partition("_")[0])
+    Path("api-keys").write_text(new_key("acme", [Right.GENERATE])[1])
+    for name, file in {"CA": "ca.crt", "CERT": "tls.crt", "KEY": "tls.key"}.items():
+        monkeypatch.setenv(f"LAPS_SD_TLS_{name}", file)
+    (settings,) = [CliApp.run(kind, cli_args=shlex.split(flags)) for flags in told]
+    assert settings.tls
+    assert not settings.insecure
 
 
 def test_a_gateway_needs_keys_and_a_certificate(certs: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from laps_sd.cli import app
 from laps_sd.options import Options
 from laps_sd.ports import StackError, claim_ports
 from laps_sd.redis_server import own_redis
-from laps_sd.stack import drafter_command, gateway_command, scheduler_command, worker_command
+from laps_sd.stack import Stack, drafter_command, gateway_command, scheduler_command, to_stderr, worker_command
 from laps_sd.supervise import Command
 from scheduler_service.config import Settings as SchedulerSettings
 from worker_service.config import Settings as WorkerSettings
@@ -77,6 +77,13 @@ def test_a_worker_of_ours_takes_no_whole_gpu_unless_it_is_told(monkeypatch: pyte
     for told, expected in (("999", "999"), ("", "32768")):  # a worker takes an empty one for none
         monkeypatch.setenv(name, told)
         assert worker_command(Options(), 0, "h:1", Path("/m")).environment[name] == expected
+
+
+def test_a_stack_without_certificates_is_asked_in_plaintext_whatever_other_servers_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LAPS_SD_CA", "/nosuch")
+    Stack([], "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", None, to_stderr).client()
 
 
 def test_an_empty_variable_is_none_and_an_empty_flag_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
