@@ -106,7 +106,8 @@ class TextModel:
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """`special`: special tokens are shown, too."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=not special))
+        # A batch of one, as in `_encode`.
+        return str(self._tokenizer.decode_batch([token_ids], skip_special_tokens=not special)[0])
 
     def detokenizer(self, stop: Sequence[str] = (), min_tokens: int = 0) -> Detokenizer:
         return Detokenizer(self._tokenizer, stop, min_tokens, self._bytes)

@@ -43,7 +43,7 @@ class Generating:
 
     async def _whole(self) -> dict[str, object]:
         async with self._open as streams:
-            answer = self._answer(streams)
+            answer = await self._answer(streams)
             await accepted(streams)
 
             async def take(index: int, stream: Stream) -> None:
@@ -59,7 +59,7 @@ class Generating:
         out = sse.Events(scope, send, self._headers)
         try:
             async with self._open as streams:
-                answer = self._answer(streams)
+                answer = await self._answer(streams)
                 await accepted(streams)
                 with out.kept_alive():
                     await self._relay(out, answer, streams)
@@ -93,9 +93,13 @@ class Generating:
 
         await _at_once(streams, relay)
 
-    def _answer(self, streams: Sequence[Stream]) -> Answer:
+    async def _answer(self, streams: Sequence[Stream]) -> Answer:
+        """In the time that the requests take to become durable: prompts of tokens become text in a thread."""
         asked, model = self._asked, streams[0].model
-        echoes = [each if isinstance(each, str) else model.decode(each) for each in asked.echo]
+        per_prompt = len(streams) // asked.prompts
+        echoes = [
+            each if isinstance(each, str) else await asyncio.to_thread(model.decode, each) for each in asked.echo
+        ]
         resumed = asked.chat and not asked.requests
         choices = [
             Choice(
@@ -104,14 +108,13 @@ class Generating:
                 figures=stream.answer,
                 chat=asked.chat,
                 of=token_bytes.of_model(model),
-                echo=echoes[index] if echoes else "",
+                echo=echoes[index // per_prompt] if echoes else "",
                 may=asked.may,
                 prompt_apart=asked.prompt_logprobs,
                 had=stream.before if resumed and tools.may_mark(stream.structure) else None,
             )
             for index, stream in enumerate(streams)
         ]
-        per_prompt = len(streams) // asked.prompts
         return Answer(
             id=f"{'chatcmpl' if asked.chat else 'cmpl'}-{asked.request_id}",
             model=asked.model or model.name,

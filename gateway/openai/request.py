@@ -36,9 +36,9 @@ DISCONNECT = {"cancel": types_pb2.ON_DISCONNECT_CANCEL, "detach": types_pb2.ON_D
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`requests`: one for each choice, prompt by prompt. `echo`: prompts that go before the answers, one for each
-    choice. `may`: what each answer may call. `loosen`: as in validate.submission. `prompt_logprobs`: those of the
-    prompt stand by themselves, not before those of the answer. `names`: HTTP's names of gRPC's fields."""
+    """`requests`: one for each choice, prompt by prompt. `echo`: the prompts, if they go before the answers. `may`: what
+    each answer may call. `loosen`: as in validate.submission. `prompt_logprobs`: those of the prompt stand by
+    themselves, not before those of the answer. `names`: HTTP's names of gRPC's fields."""
 
     request_id: str
     model: str
@@ -99,7 +99,7 @@ def of_completion(body: Completion, request_id: str) -> Asked:
         chat=False,
         logprobs=body.logprobs,
         echoed=echoed,
-        echo=tuple(prompt for prompt in prompts for _ in range(body.n)) if body.echo else (),
+        echo=tuple(prompts) if body.echo else (),
     )
 
 

@@ -1,11 +1,13 @@
 """Completions over HTTP: prompts of every kind, echo, and log-probabilities in their older shape."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from gateway.text import TextModel
 from protos.link.v1 import common_pb2
 from protos.link.v1 import gateway_link_pb2 as pb
 from tests.gateway.harness import TOKENIZER, ending, ids
@@ -62,6 +64,27 @@ async def test_echo_puts_the_prompt_in_front(prompt: object, stream: bool) -> No
         answer, _ = await at.answered(COMPLETION | {"prompt": prompt, "echo": True, "stream": stream}, " jumps")
         said = events(answer)[:-1] if stream else [answer.json()]
         assert "".join(each["choices"][0]["text"] for each in said) == "the fox jumps"
+
+
+async def test_a_prompt_of_tokens_is_made_text_once_for_all_its_choices_and_no_stream_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoded, decode = list[list[int]](), TextModel.decode
+
+    def in_a_thread(model: TextModel, token_ids: list[int], **how: bool) -> str:
+        assert threading.current_thread() is not threading.main_thread()
+        decoded.append(token_ids)
+        return decode(model, token_ids, **how)
+
+    monkeypatch.setattr(TextModel, "decode", in_a_thread)
+    prompts = [ids("the fox"), ids("a dog")]
+    async with door() as at:
+        task = at.asked(COMPLETION | {"prompt": prompts, "echo": True, "n": 3})
+        for _ in range(6):
+            await at.say(await at.link.accept(), "!")
+        said = (await task).json()["choices"]
+        assert [each["text"] for each in said] == ["the fox!"] * 3 + ["a dog!"] * 3
+        assert decoded == prompts
 
 
 async def test_log_probabilities_have_offsets_in_characters() -> None:
