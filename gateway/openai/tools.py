@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from pydantic_core import from_json
+
 from gateway.openai.fields import AllowedTools, Chat, Function, ToolCall
 from protos.errors import BadInput
 from protos.v1.types_pb2 import Structure
@@ -179,7 +181,7 @@ def _schema(form: Structure) -> dict[str, Any]:
             return {"type": "object"}
         case "json_schema":
             try:
-                schema = json.loads(form.json_schema)
+                schema = from_json(form.json_schema)
             except ValueError:
                 schema = None
             if isinstance(schema, dict):

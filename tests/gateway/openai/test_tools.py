@@ -225,7 +225,10 @@ def test_earlier_calls_and_what_came_of_them_are_part_of_the_conversation() -> N
     [
         ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice: names a function that"),
         ({"tools": [WEATHER, WEATHER]}, "tools: two functions have the same name"),
-        ({"structured_outputs": {"regex": "a"}}, "tool_choice: auto goes together with JSON only"),
+        *(
+            ({"structured_outputs": form}, "tool_choice: auto goes together with JSON only")
+            for form in ({"regex": "a"}, {"json": "[" * 5000}, {"json": '{"a":' * 500 + "1" + "}" * 500})
+        ),
         *(
             ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}]}, "tools: param")
             for kind in ("string", "array", ["object", "null"])
