@@ -11,6 +11,7 @@ from gateway.http.errors import Unsupported
 from gateway.openai import formats, tools
 from gateway.openai.fields import MAX_ANSWERS, UINT32, Chat, Completion, Generation, Message, Part, Rendered
 from gateway.structure import Loosen, check_sizes
+from gateway.text import ALL, Takes
 from gateway.validate import check_counts
 from protos.errors import BadInput
 from protos.idempotence import MOST_ID_CHARS, REQUEST_ID
@@ -68,12 +69,12 @@ class Asked:
         return type(error)(name, error.problem)
 
 
-def of_chat(body: Chat, request_id: str) -> Asked:
-    """`request_id`: the id, unless the body has one. Raises BadInput."""
+def of_chat(body: Chat, request_id: str, takes: Takes = ALL) -> Asked:
+    """`request_id`: the id, unless the body has one. `takes`: what the model's template does. Raises BadInput."""
     if body.top_logprobs is not None and not body.logprobs:
         raise BadInput("top_logprobs", "needs logprobs")
     may = tools.callable_in(body)
-    chat = conversation(body, messages(body.messages, tools.told(may)))
+    chat = conversation(body, messages(body.messages, tools.told(may), takes))
     return _asked(
         body,
         request_id,
@@ -208,18 +209,24 @@ def conversation(how: Rendered, said: Sequence[ChatMessage]) -> Messages:
     )
 
 
-def messages(given: Sequence[Message], told: str = "") -> list[ChatMessage]:
-    """`told`: what the system message says further. What came of several calls is one message: many templates want user
-    and assistant in turn. Raises BadInput."""
-    made: list[ChatMessage] = [ChatMessage(role="system", content=told)] if told else []
+def messages(given: Sequence[Message], told: str = "", takes: Takes = ALL) -> list[ChatMessage]:
+    """`told`: what the system message says further; where the template takes none the user's first message begins with
+    it. What came of several calls is one message: many templates want user and assistant in turn. Where they insist,
+    what the user says next is in that message, too. Raises BadInput."""
+    made: list[ChatMessage] = []
     for number, each in enumerate(given):
         message = _message(number, each)
-        follows = each.role == "tool" and number and given[number - 1].role == "tool"
-        if follows or (told and not number and message.role == "system"):
-            before = made.pop().content
-            pair = (before, message.content) if follows else (message.content, before)
-            message.content = "\n\n".join(pair)
+        behind_tool = number and given[number - 1].role == "tool"
+        if behind_tool and (each.role == "tool" or (each.role == "user" and not takes.users)):
+            message.content = f"{made.pop().content}\n\n{message.content}"
         made.append(message)
+    if not told:
+        return made
+    role = "system" if takes.system else "user"
+    first = next((each for each in (made[:1] if takes.system else made) if each.role == role), None)
+    if first is None:
+        return [ChatMessage(role=role, content=told), *made]
+    first.content = f"{first.content}\n\n{told}" if takes.system else f"{told}\n\n{first.content}"
     return made
 
 

@@ -16,6 +16,7 @@ from gateway.openai.response_fields import (
     Responses,
     TextFormat,
 )
+from gateway.text import ALL, Takes
 from protos.errors import BadInput
 
 # Parts of an answer that one may ask for, and that no answer here has.
@@ -33,8 +34,8 @@ _NO_PARTS = frozenset(
 _TEXTS = ("input_text", "output_text")
 
 
-def asked(body: Responses, request_id: str) -> request.Asked:
-    """`request_id`: the id, unless the body has one. The body names no items of earlier answers any more (kept.py).
+def asked(body: Responses, request_id: str, takes: Takes = ALL) -> request.Asked:
+    """`request_id`, `takes`: as in request.of_chat. The body names no items of earlier answers any more (kept.py).
     Raises BadInput."""
     if not _NO_PARTS.issuperset(body.include):
         raise Unsupported("include", "not supported: no answer here has such a part")
@@ -65,7 +66,7 @@ def asked(body: Responses, request_id: str) -> request.Asked:
         "timeout_s": body.timeout_s,
         "on_disconnect": body.on_disconnect,
     }
-    made = request.of_chat(Chat.model_validate(chat), request_id)
+    made = request.of_chat(Chat.model_validate(chat), request_id, takes)
     form = "tools" if made.may.functions else "text"
     return replace(made, names={**made.names, "chat": "input", "max_tokens": "max_output_tokens", "structure": form})
 
