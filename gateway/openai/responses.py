@@ -39,11 +39,13 @@ def asked(body: Responses, request_id: str, takes: Takes = ALL) -> request.Asked
     Raises BadInput."""
     if not _NO_PARTS.issuperset(body.include):
         raise Unsupported("include", "not supported: no answer here has such a part")
-    messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    if isinstance(body.input, str):
-        messages.append({"role": "user", "content": body.input})
-    else:
-        messages += _messages(body.input)
+    spoken: list[dict[str, Any]] = [{"role": "user", "content": body.input}]
+    messages = spoken if isinstance(body.input, str) else _messages(body.input)
+    if body.instructions:
+        if messages and messages[0]["role"] in ("system", "developer"):  # few templates take two
+            messages[0]["content"] = f"{body.instructions}\n\n{messages[0]['content']}"
+        else:
+            messages.insert(0, {"role": "system", "content": body.instructions})
     if not messages:
         raise BadInput("input", "has no message")
     format = body.text.format if body.text else None
