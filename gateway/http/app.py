@@ -43,7 +43,7 @@ def make_app(
                 allow_origins=list(cors_origins),
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
-                expose_headers=[REQUEST_ID_KEY, "retry-after", "retry-after-ms"],
+                expose_headers=[REQUEST_ID_KEY, *errors.RETRY],
             )
         )
     app = Starlette(

@@ -210,6 +210,8 @@ async def test_cross_origin_pages_are_let_in_only_where_it_is_set() -> None:
     async with port(cors_origins=("https://page.example",)) as (_, client):
         answer = await client.options("/health", headers=origin)
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        shown = (await client.get("/health", headers=origin)).headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "retry-after", "retry-after-ms", "x-should-retry"} == set(shown)
 
 
 async def test_what_nobody_foresaw_is_answered_and_logged_as_any_other_call(monkeypatch: pytest.MonkeyPatch) -> None:
