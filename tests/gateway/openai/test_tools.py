@@ -202,6 +202,11 @@ def test_the_model_is_told_of_them_in_the_system_message() -> None:
     assert tools.MARK in how
 
 
+def test_the_model_reads_of_them_what_was_written() -> None:
+    tool = {"type": "function", "function": {"name": "add", "description": "größer, 大きい"}}
+    assert '"description": "größer, 大きい"' in tools.told(tools.callable_in(body(tools=[tool])))
+
+
 STRICT = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('take turns') }}{% endif %}"
