@@ -91,7 +91,7 @@ def _refuse(kind: type[Body], given: dict[str, Any]) -> None:
     for name, value in given.items():
         if name not in refused:
             continue
-        asks_nothing = value is None or value in refused[name] or (name == "best_of" and value == given.get("n", 1))
+        asks_nothing = value is None or value in refused[name] or (name == "best_of" and value == (given.get("n") or 1))
         if not asks_nothing:
             hint = HINTS.get(name) or HINTS.get(name.partition("_")[0])
             raise Unsupported(name, "not supported" + (f"; {hint}" if hint else ""))

@@ -228,6 +228,8 @@ async def test_what_asks_for_nothing_is_taken() -> None:
             CHAT | nothing | dict.fromkeys(("seed", "stream_options", "guided_json", "top_p"))
         )
         assert answer.status_code == 200
+        answer, _ = await at.answered(CHAT | {"best_of": 1, "n": None})
+        assert answer.status_code == 200
         foreign = {"tools": [], "tool_choice": "none", "messages": None}
         answer, _ = await at.answered(COMPLETION | foreign, path="/v1/completions")
         assert answer.status_code == 200
