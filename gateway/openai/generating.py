@@ -100,7 +100,6 @@ class Generating:
         echoes = [
             each if isinstance(each, str) else await asyncio.to_thread(model.decode, each) for each in asked.echo
         ]
-        resumed = asked.chat and not asked.requests
         choices = [
             Choice(
                 index,
@@ -111,7 +110,8 @@ class Generating:
                 echo=echoes[index // per_prompt] if echoes else "",
                 may=asked.may,
                 prompt_apart=asked.prompt_logprobs,
-                had=stream.before if resumed and tools.may_mark(stream.structure) else None,
+                marked=asked.chat and not asked.requests and tools.may_mark(stream.structure),
+                had=stream.before,
             )
             for index, stream in enumerate(streams)
         ]

@@ -29,12 +29,13 @@ def _entry(shown: tuple[str, list[int]], logprob: float) -> dict[str, Any]:
 
 
 class ForCompletion:
-    """Of one choice. It counts the characters so far."""
+    """Of one choice. It counts the characters so far. `had`: of a resumed answer the text that the client has, complete
+    once there are tokens."""
 
-    def __init__(self, of: TokenBytes) -> None:
-        self._of = of
+    def __init__(self, of: TokenBytes, had: Sequence[str] = ()) -> None:
+        self._of, self._had = of, had
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._characters = self._tokens = 0
+        self._characters = 0
 
     def prompt(self, tokens: Sequence[int], logprobs: Sequence[Logprob]) -> dict[str, Any]:
         """Of a prompt that goes before the answer, as of the answer; its first token has none."""
@@ -46,12 +47,13 @@ class ForCompletion:
             self._say(said, token, logprob, adds)
         return said
 
-    def __call__(self, tokens: Sequence[int], logprobs: Sequence[Logprob]) -> dict[str, Any]:
-        """Among the likeliest tokens of a position is the chosen one, too, wherever it stands."""
+    def __call__(self, tokens: Sequence[int], logprobs: Sequence[Logprob], start: int) -> dict[str, Any]:
+        """Among the likeliest tokens of a position is the chosen one, too, wherever it stands. `start`: output tokens
+        before these."""
+        self._characters, self._had = self._characters + sum(map(len, self._had)), ()
         said = _nothing()
-        for token, logprob in zip(tokens, logprobs, strict=True):
-            self._say(said, token, logprob, self._of.adds(token, first=self._tokens == 0))
-            self._tokens += 1
+        for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            self._say(said, token, logprob, self._of.adds(token, first=start + i == 0))
         return said
 
     def _say(self, said: dict[str, list[Any]], token: int, logprob: Logprob | None, adds: bytes) -> None:

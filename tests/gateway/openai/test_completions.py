@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+from gateway.openai.logprobs import ForCompletion
+from gateway.openai.token_bytes import TokenBytes
 from gateway.text import TextModel
 from protos.link.v1 import common_pb2
 from protos.link.v1 import gateway_link_pb2 as pb
+from protos.v1 import types_pb2
 from tests.gateway.harness import TOKENIZER, ending, ids
 from tests.gateway.openai.harness import COMPLETION, door, events, logprobs
+from tests.gateway.openai.test_token_bytes import LIKE_LLAMA, sentencepiece
 
 
 async def test_a_plain_answer() -> None:
@@ -216,3 +220,24 @@ async def test_a_resumed_stream_has_them_only_from_the_beginning_on() -> None:
             await at.link.delta(submit, 1, tokens[1:], ending=ending())
             said = [each["choices"][0] for each in events(await task)[:-1] if each["choices"]]
             assert sum("prompt_logprobs" in each for each in said) == told
+
+
+async def test_log_probabilities_of_a_resumed_answer_are_those_of_the_whole_one() -> None:
+    async with door() as at:
+        tokens, submit = ids("aä!?"), pb.Submit(request_id="r", prompt=[5])
+        submit.sampling.logprobs = 1
+        at.scheduler.submitted["r"] = submit
+        told = []
+        for offset in (0, 3):
+            task = asyncio.create_task(at.http.get(f"/v1/requests/r/stream?as=completion&offset={offset}"))
+            await at.link.next("follow")
+            await at.link.delta(submit, 0, tokens, logprobs=logprobs(tokens, 1), ending=ending())
+            told += [choice["logprobs"] for each in events(await task)[:-1] for choice in each["choices"]][:1]
+        assert told[1] == {name: values[3:] for name, values in told[0].items()}
+        assert told[1]["text_offset"] == [2, 3]
+
+
+def test_behind_its_first_token_a_resumed_answer_keeps_its_spaces() -> None:
+    of, entry = TokenBytes(sentencepiece(LIKE_LLAMA)), types_pb2.Logprob(logprob=-1)
+    said = ForCompletion(of, ["the"])([257], [entry], 1)
+    assert (said["tokens"], said["text_offset"]) == ([" fox"], [3])
