@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.openai.logprobs import ForCompletion
+from gateway.openai.logprobs import ForCompletion, for_chat
 from gateway.openai.token_bytes import TokenBytes
 from gateway.text import TextModel
 from protos.link.v1 import common_pb2
@@ -235,6 +235,17 @@ async def test_log_probabilities_of_a_resumed_answer_are_those_of_the_whole_one(
             told += [choice["logprobs"] for each in events(await task)[:-1] for choice in each["choices"]][:1]
         assert told[1] == {name: values[3:] for name, values in told[0].items()}
         assert told[1]["text_offset"] == [2, 3]
+
+
+def test_where_a_tokenizer_drops_the_first_space_the_likeliest_tokens_have_none_either() -> None:
+    of, entry = TokenBytes(sentencepiece(LIKE_LLAMA)), types_pb2.Logprob(logprob=-1)
+    entry.top_tokens[:], entry.top_logprobs[:] = [256, 257], [-1, -2]
+    said = ForCompletion(of)([256, 256], [entry, entry], 0)
+    assert said["tokens"] == ["the", " the"]
+    assert said["top_logprobs"] == [{"the": -1, "fox": -2}, {" the": -1, " fox": -2}]
+    content = for_chat([256, 256], [entry, entry], of, 0)["content"]
+    assert [[top["token"] for top in each["top_logprobs"]] for each in content] == [["the", "fox"], [" the", " fox"]]
+    assert [each["top_logprobs"][0]["bytes"] == each["bytes"] for each in content] == [True, True]
 
 
 def test_behind_its_first_token_a_resumed_answer_keeps_its_spaces() -> None:
