@@ -32,6 +32,7 @@ CHAT_NAMES = {
     "chat.template_kwargs": "chat_template_kwargs",
     "chat.continue_final_message": "continue_final_message",
 }
+NO_NAMES: Mapping[str, str] = {}
 DISCONNECT = {"cancel": types_pb2.ON_DISCONNECT_CANCEL, "detach": types_pb2.ON_DISCONNECT_DETACH}
 
 
@@ -69,8 +70,9 @@ class Asked:
         return type(error)(name, error.problem)
 
 
-def of_chat(body: Chat, request_id: str, takes: Takes = ALL) -> Asked:
-    """`request_id`: the id, unless the body has one. `takes`: what the model's template does. Raises BadInput."""
+def of_chat(body: Chat, request_id: str, takes: Takes = ALL, names: Mapping[str, str] = NO_NAMES) -> Asked:
+    """`request_id`: the id, unless the body has one. `takes`: what the model's template does. `names`: of fields that
+    the client knows by others. Raises BadInput."""
     if body.top_logprobs is not None and not body.logprobs:
         raise BadInput("top_logprobs", "needs logprobs")
     may = tools.callable_in(body)
@@ -82,6 +84,7 @@ def of_chat(body: Chat, request_id: str, takes: Takes = ALL) -> Asked:
         chat=True,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         may=may,
+        names=names,
     )
 
 
@@ -114,11 +117,13 @@ def _asked(
     echoed: int | None = None,
     echo: tuple[str | list[int], ...] = (),
     may: tools.MayCall = tools.NOTHING,
+    names: Mapping[str, str] = NO_NAMES,
 ) -> Asked:
     if body.stream_options is not None and not body.stream:
         raise BadInput("stream_options", "only with stream")
     request_id = body.request_id or request_id
     structure, structure_field = formats.structure(body, may)
+    structure_field = names.get(structure_field, structure_field)
     first = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     common = GenerateRequest(
         max_tokens=_max_tokens(body, chat=chat),
@@ -180,6 +185,7 @@ def _asked(
             "logprobs": "top_logprobs" if chat else "logprobs",
             "prompt_logprobs": "prompt_logprobs" if echoed is None else "logprobs",
             "structure": structure_field,
+            **names,
         },
     )
 

@@ -2,7 +2,6 @@
 looks like is in response.py."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from gateway.http.errors import Unsupported
@@ -31,6 +30,7 @@ _NO_PARTS = frozenset(
         "web_search_call.results",
     }
 )
+_NAMES = {"chat": "input", "max_tokens": "max_output_tokens", "response_format": "text"}  # of a chat's fields here
 _TEXTS = ("input_text", "output_text")
 
 
@@ -68,9 +68,7 @@ def asked(body: Responses, request_id: str, takes: Takes = ALL) -> request.Asked
         "timeout_s": body.timeout_s,
         "on_disconnect": body.on_disconnect,
     }
-    made = request.of_chat(Chat.model_validate(chat), request_id, takes)
-    form = "tools" if made.may.functions else "text"
-    return replace(made, names={**made.names, "chat": "input", "max_tokens": "max_output_tokens", "structure": form})
+    return request.of_chat(Chat.model_validate(chat), request_id, takes, _NAMES)
 
 
 def _messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:

@@ -122,6 +122,7 @@ async def test_a_late_error_is_an_event() -> None:
         ("max_output_tokens", 1000, "max_output_tokens", "context_length_exceeded"),
         ("text", {"format": {"type": "json_schema"}}, "text.format.schema", "invalid_value"),
         ("text", {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}, "text", "invalid_value"),
+        ("text", {"format": {"type": "json_schema", "schema": {"title": "x" * 70_000}}}, "text", "invalid_value"),
         ("temperature", 9, "temperature", "invalid_value"),
         ("include", ["message.output_text.logprobs"], "include", "unsupported_parameter"),
         ("metadata", {"a": 1}, "metadata", "invalid_value"),
