@@ -96,10 +96,7 @@ class Generating:
     async def _answer(self, streams: Sequence[Stream]) -> Answer:
         """In the time that the requests take to become durable: prompts of tokens become text in a thread."""
         asked, model = self._asked, streams[0].model
-        per_prompt = len(streams) // asked.prompts
-        echoes = [
-            each if isinstance(each, str) else await asyncio.to_thread(model.decode, each) for each in asked.echo
-        ]
+        echoes = [each if isinstance(each, str) else await asyncio.to_thread(model.decode, each) for each in asked.echo]
         choices = [
             Choice(
                 index,
@@ -107,7 +104,7 @@ class Generating:
                 figures=stream.answer,
                 chat=asked.chat,
                 of=token_bytes.of_model(model),
-                echo=echoes[index // per_prompt] if echoes else "",
+                echo=echoes[index // asked.choices] if echoes else "",
                 may=asked.may,
                 prompt_apart=asked.prompt_logprobs,
                 marked=asked.chat and not asked.requests and tools.may_mark(stream.structure),
@@ -120,7 +117,7 @@ class Generating:
             model=asked.model or model.name,
             chat=asked.chat,
             choices=choices,
-            prompt_tokens=sum(stream.prompt_tokens for stream in streams[::per_prompt]),
+            prompt_tokens=sum(stream.prompt_tokens for stream in streams[:: asked.choices]),
             created=int(time.time()),
             started=self._started,
         )
@@ -144,9 +141,13 @@ async def generated(front: Front, asked: Asked) -> AsyncIterator[list[Stream]]:
     """The streams of all choices, each submitted. Raises RequestError, in the names of HTTP, in the block too."""
     try:
         async with AsyncExitStack() as stack:
-            streams = []
-            for request in asked.requests:
-                opened = front.generate(request, asked.timeout_s, None, asked.loosen)
+            streams, encoded = list[Stream](), dict[str, list[int]]()
+            for number, request in enumerate(asked.requests):
+                if number % asked.choices == 0:  # the next prompt
+                    encoded = {}
+                if number:
+                    await asyncio.sleep(0)  # for others to have their turns
+                opened = front.generate(request, asked.timeout_s, None, asked.loosen, encoded)
                 streams.append(await stack.enter_async_context(opened))
             yield streams
     except BadInput as error:

@@ -38,15 +38,15 @@ DISCONNECT = {"cancel": types_pb2.ON_DISCONNECT_CANCEL, "detach": types_pb2.ON_D
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`requests`: one for each choice, prompt by prompt. `echo`: the prompts, if they go before the answers. `may`: what
-    each answer may call. `loosen`: as in validate.submission. `prompt_logprobs`: those of the prompt stand by
-    themselves, not before those of the answer. `names`: HTTP's names of gRPC's fields."""
+    """`requests`: so many `choices` of the first prompt, then of the next. `echo`: the prompts, if they go before the
+    answers. `may`: what each answer may call. `loosen`: as in validate.submission. `prompt_logprobs`: those of the
+    prompt stand by themselves, not before those of the answer. `names`: HTTP's names of gRPC's fields."""
 
     request_id: str
     model: str
     chat: bool
     requests: tuple[GenerateRequest, ...]
-    prompts: int = 1
+    choices: int = 1
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -166,7 +166,7 @@ def _asked(
         model=body.model,
         chat=chat,
         requests=tuple(requests),
-        prompts=len(inputs),
+        choices=body.n,
         stream=body.stream,
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,

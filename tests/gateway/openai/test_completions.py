@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from gateway import validate
 from gateway.openai.logprobs import ForCompletion, for_chat
 from gateway.openai.token_bytes import TokenBytes
 from gateway.text import TextModel
 from protos.link.v1 import common_pb2
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
+from protos.v1.inference_pb2 import GenerateRequest
 from tests.gateway.harness import TOKENIZER, ending, ids
 from tests.gateway.openai.harness import COMPLETION, door, events, logprobs
 from tests.gateway.openai.test_token_bytes import LIKE_LLAMA, sentencepiece
@@ -59,6 +61,28 @@ async def test_a_prompt_is_text_or_tokens_or_a_list_of_either(prompt: object, pr
             (number, str(number)) for number in range(len(submits))
         ]
         assert said["usage"]["prompt_tokens"] == sum(map(len, prompts))
+
+
+async def test_a_prompt_is_encoded_once_for_all_its_choices_and_stays_the_input_that_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded, encode = list[str](), validate._encode
+
+    def counted(request: GenerateRequest, *rest: Any) -> list[int]:
+        encoded.append(request.prompt)
+        return encode(request, *rest)
+
+    monkeypatch.setattr(validate, "_encode", counted)
+    async with door() as at:
+        task = at.asked(COMPLETION | {"prompt": ["fox", "dog"], "n": 3})
+        submits = [await at.link.accept() for _ in range(6)]
+        assert encoded == ["fox", "dog"]
+        assert [list(each.prompt) for each in submits] == [[0, *ids("fox")]] * 3 + [[0, *ids("dog")]] * 3
+        for submit in submits:
+            await at.say(submit, "a")
+        await task
+        _, alone = await at.answered(COMPLETION | {"prompt": "dog"})
+        assert {each.input_digest for each in submits[3:]} == {alone.input_digest} != {submits[0].input_digest}
 
 
 @pytest.mark.parametrize("prompt", ["the fox", ids("the fox")])
