@@ -3,7 +3,7 @@ nothing is encoded and nothing is sent here."""
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -80,7 +80,7 @@ def of_chat(body: Chat, request_id: str, takes: Takes = ALL, names: Mapping[str,
     return _asked(
         body,
         request_id,
-        [lambda request: request.chat.CopyFrom(chat)],
+        [GenerateRequest(chat=chat)],
         chat=True,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         may=may,
@@ -93,13 +93,13 @@ def of_completion(body: Completion, request_id: str) -> Asked:
     echoed = body.logprobs if body.echo else None
     if echoed is not None and body.prompt_logprobs is not None:
         raise BadInput("prompt_logprobs", "not with echo and logprobs: they tell the same")
-    prompts = _prompts(body)
+    prompts = inputs("prompt", body.prompt)
     if len(prompts) * body.n > MAX_ANSWERS:
         raise BadInput("prompt", f"{len(prompts)} prompts, each with {body.n} choices; at most {MAX_ANSWERS} in all")
     return _asked(
         body,
         request_id,
-        [_setter(prompt) for prompt in prompts],
+        list(map(of_input, prompts)),
         chat=False,
         logprobs=body.logprobs,
         echoed=echoed,
@@ -110,7 +110,7 @@ def of_completion(body: Completion, request_id: str) -> Asked:
 def _asked(
     body: Generation,
     request_id: str,
-    inputs: list[Callable[[GenerateRequest], None]],
+    given: Sequence[GenerateRequest],
     *,
     chat: bool,
     logprobs: int | None,
@@ -149,13 +149,12 @@ def _asked(
     if structure is not None:
         check_sizes(structure_field, structure)
     requests: list[GenerateRequest] = []
-    alone = len(inputs) * body.n == 1
-    for fill in inputs:
+    alone = len(given) * body.n == 1
+    for each in given:
         for choice in range(body.n):
-            request = common if alone else GenerateRequest()
-            if not alone:
-                request.CopyFrom(common)
-            fill(request)
+            request = GenerateRequest()
+            request.CopyFrom(each)
+            request.MergeFrom(common)
             request.request_id = request_id if alone else id_of(len(requests), request_id)
             if body.seed is not None:
                 request.seed = _seed(body.seed, choice)
@@ -262,25 +261,16 @@ def _text(field: str, content: str | list[Part]) -> str:
     return "".join(part.text or "" for part in content)
 
 
-def _prompts(body: Completion) -> list[str | list[int]]:
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise BadInput("prompt", "must not be empty")
-    if isinstance(prompt[0], int):
-        return [prompt]
-    return list(prompt)
+def inputs(field: str, given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """Each a text, or tokens. Raises BadInput."""
+    if not given:
+        raise BadInput(field, "must not be empty")
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
 
-def _setter(prompt: str | list[int]) -> Callable[[GenerateRequest], None]:
-    def fill(request: GenerateRequest) -> None:
-        if isinstance(prompt, str):
-            request.prompt = prompt
-        else:
-            request.tokens.CopyFrom(TokenIds(ids=prompt))
-
-    return fill
+def of_input(given: str | list[int]) -> GenerateRequest:
+    """A request that says nothing else."""
+    return GenerateRequest(prompt=given) if isinstance(given, str) else GenerateRequest(tokens=TokenIds(ids=given))
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:
