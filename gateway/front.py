@@ -103,10 +103,11 @@ class Front:
         timeout_s: float | None = None,
         default_max_tokens: int | None = validate.DEFAULT_MAX_TOKENS,
         loosen: Loosen | None = None,
+        encoded: dict[str, list[int]] | None = None,
     ) -> AsyncIterator[Stream]:
         """The answer to a new request. Leaving the block before the answer's end hangs up, which does what
         `on_disconnect` says. `timeout_s`: the answer must be whole by then; None: as long as the settings allow.
-        `default_max_tokens`: None: as many as the context has room for. `loosen`: as in validate.submission."""
+        `default_max_tokens`, `loosen`, `encoded`: as in validate.submission."""
         async with self._called(operation(request)) as call:
             deadline, wanted = self._deadline(timeout_s), self.model(request.model, ready=True).name
             request_id = request.request_id or self.new_id(request, wanted)
@@ -124,6 +125,7 @@ class Front:
                         structures=self._structures,
                         default_max_tokens=default_max_tokens,
                         loosen=loosen,
+                        encoded=encoded,
                     )
             except TimeoutError:
                 raise DeadlinePassed("not even begun within the time that it was given") from None

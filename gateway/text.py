@@ -4,7 +4,8 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from functools import cached_property
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 from jinja2.ext import loopcontrols
@@ -26,6 +27,16 @@ class BadChat(ValueError):
 
 class BadVariables(ValueError):
     """Variables for the chat template that a client may not set."""
+
+
+class Takes(NamedTuple):
+    """What messages a chat template shows."""
+
+    system: bool = True  # one of the system, before the others
+    users: bool = True  # two of the user in a row
+
+
+ALL = Takes()
 
 
 class TextModel:
@@ -60,6 +71,21 @@ class TextModel:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @cached_property
+    def takes(self) -> Takes:
+        """Found out by trying. All, if the template does not even show one message alone: it wants something else."""
+        if not self._shows("user"):
+            return ALL
+        return Takes(system=self._shows("system", "user"), users=self._shows("user", "user"))
+
+    def _shows(self, *roles: str) -> bool:
+        messages = [{"role": role, "content": f"message {number}"} for number, role in enumerate(roles)]
+        try:
+            text = self._render(messages, {}, generation_prompt=True)
+        except BadChat:
+            return False
+        return all(message["content"] in text for message in messages)
+
     def encode_prompt(self, prompt: str, *, special: bool = True) -> list[int]:
         """Token ids of a raw prompt. `special`: with the special tokens that the tokenizer's post-processing adds."""
         return self._encode(prompt, add_special_tokens=special)
@@ -75,25 +101,29 @@ class TextModel:
         """Token ids up to where the assistant's answer begins. The template writes its own special tokens, so none are
         added. `variables`: further ones for the template. `continues`: up to the end of the last message's text.
         Raises BadChat, BadVariables."""
-        if self._template is None:
-            raise BadChat(f"the model {self.name} has no chat template; send a prompt")
-        ours = {"messages": messages, "add_generation_prompt": generation_prompt, **self._special_tokens}
-        if taken := sorted(
-            (variables or {}).keys() & (ours.keys() | _OURS | self._template.environment.globals.keys())
-        ):
-            raise BadVariables(f"the service itself sets {', '.join(taken)}")
         if continues:
             *before, last = messages
-            ours["messages"] = [*before, {**last, "content": last["content"] + _END}]
-        try:
-            text = self._template.render({**(variables or {}), **ours})
-        except Exception as error:  # a template is a program: whatever it raises is its refusal
-            raise BadChat(f"the model's template refuses the messages: {error}") from error
+            messages = [*before, {**last, "content": last["content"] + _END}]
+        text = self._render(messages, variables or {}, generation_prompt=generation_prompt)
         if continues:
             text, end, _ = text.rpartition(_END)
             if not end:
                 raise BadChat("the model's template does not show the last message as it is, so it cannot go on")
         return self._encode(text, add_special_tokens=False)
+
+    def _render(
+        self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any], *, generation_prompt: bool
+    ) -> str:
+        """Raises BadChat, BadVariables."""
+        if self._template is None:
+            raise BadChat(f"the model {self.name} has no chat template; send a prompt")
+        ours = {"messages": messages, "add_generation_prompt": generation_prompt, **self._special_tokens}
+        if taken := sorted(variables.keys() & (ours.keys() | _OURS | self._template.environment.globals.keys())):
+            raise BadVariables(f"the service itself sets {', '.join(taken)}")
+        try:
+            return self._template.render({**variables, **ours})
+        except Exception as error:  # a template is a program: whatever it raises is its refusal
+            raise BadChat(f"the model's template refuses the messages: {error}") from error
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # A batch of one: unlike `encode` it releases the interpreter's lock.
@@ -106,7 +136,8 @@ class TextModel:
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """`special`: special tokens are shown, too."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=not special))
+        # A batch of one, as in `_encode`.
+        return str(self._tokenizer.decode_batch([token_ids], skip_special_tokens=not special)[0])
 
     def detokenizer(self, stop: Sequence[str] = (), min_tokens: int = 0) -> Detokenizer:
         return Detokenizer(self._tokenizer, stop, min_tokens, self._bytes)

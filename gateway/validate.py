@@ -45,15 +45,20 @@ async def submission(
     structures: Structures,
     default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
     loosen: Loosen | None = None,
+    encoded: dict[str, list[int]] | None = None,
 ) -> gateway_link_pb2.Submit:
     """The submission of a request, under `request_id` unless it has an id itself, that may live `timeout_s` seconds.
     `encoders` bounds how many long inputs and structures of the tenant are worked on at a time. `default_max_tokens`:
     None: as many as the context has room for. `loosen`: gives the structure that is tried where the request's is
-    refused. Raises BadInput; NotServing where `structures` does."""
+    refused. `encoded`: tokens of this input by the model's digest; requests that have one input share it, so that it is
+    encoded once. Raises BadInput; NotServing where `structures` does."""
     deadline = time.monotonic() + timeout_s
     check_fields(request, model.vocab_size)
     check_served(request, model)
-    prompt = await encode_input(request, model, max_input_bytes, encoders)
+    encoded = {} if encoded is None else encoded
+    if model.digest not in encoded:
+        encoded[model.digest] = await encode_input(request, model, max_input_bytes, encoders)
+    prompt = encoded[model.digest]
     check_room(request.WhichOneof("input") or "", prompt, model.context_tokens)
     check_scores(request, len(prompt))
     if request.HasField("structure"):

@@ -43,13 +43,13 @@ def make_app(
                 allow_origins=list(cors_origins),
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
-                expose_headers=[REQUEST_ID_KEY, "retry-after", "retry-after-ms"],
+                expose_headers=[REQUEST_ID_KEY, *errors.RETRY],
             )
         )
     app = Starlette(
         routes=list(routes),
-        middleware=[*surroundings, Middleware(Bounded, most_bytes=most_body_bytes)],
-        exception_handlers={HTTPException: _no_such_thing, RequestError: _request_error, Exception: _unexpected},
+        middleware=[*surroundings, Middleware(Unexpected), Middleware(Bounded, most_bytes=most_body_bytes)],
+        exception_handlers={HTTPException: _no_such_thing, RequestError: _request_error},
     )
     app.router.redirect_slashes = False
     app.state.access = access
@@ -109,6 +109,30 @@ class RequestId:
             await self._app(scope, receive, named)
 
 
+class Unexpected:
+    """An error that nobody foresaw is logged, and where nothing is sent yet it is an answer like any other. Starlette's
+    own place for that is outside of what gives answers their headers, and the log its ids."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def sent(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except Exception as error:
+            structlog.get_logger().error("unexpected", path=scope["path"][:200], trace=trace(error))
+            if begun:
+                raise
+            await errors.response(Failed("internal error"))(scope, receive, send)
+
+
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return errors.response(error)
@@ -128,8 +152,3 @@ async def _no_such_thing(request: Request, error: Exception) -> Response:
     nearest = "/v1/" + "/".join(part for part in request.url.path.split("/") if part not in ("", "v1"))
     hint = f"; there is {nearest}" if any(getattr(each, "path", "") == nearest for each in request.app.routes) else ""
     return errors.plain(error.status_code, f"{what}: there is no such path{hint}")
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    structlog.get_logger().error("unexpected", path=request.url.path[:200], trace=trace(error))
-    return errors.response(Failed("internal error"))

@@ -25,6 +25,7 @@ from protos.errors import (
     UnknownRequest,
 )
 
+RETRY = ("retry-after", RETRY_AFTER_KEY, "x-should-retry")  # headers that tell a client whether to try again, and when
 _GIVE_UP = {"x-should-retry": "false"}  # OpenAI's clients try 409 and 5xx again, unless told not to
 
 

@@ -42,8 +42,8 @@ class Speculation:
 class Choice:
     """`index`: its place in the answer. `figures`: of its stream, which counts before a chunk comes here. `echo`: what
     goes before its text. `may`: what it may call. `prompt_apart`: the prompt's log-probabilities are told by
-    themselves, in `of_prompt`, not before the answer's. `had`: of a resumed answer that may have a marked call, the
-    text that the client has, complete once there is a chunk."""
+    themselves, in `of_prompt`, not before the answer's. `marked`: it is resumed, and may have a marked call. `had`: the
+    text before it that the client has, complete once there is a chunk."""
 
     def __init__(
         self,
@@ -56,7 +56,8 @@ class Choice:
         echo: str = "",
         may: MayCall = NOTHING,
         prompt_apart: bool = False,
-        had: Sequence[str] | None = None,
+        marked: bool = False,
+        had: Sequence[str] = (),
     ) -> None:
         self.index = index
         self.of_prompt: list[dict[str, Any] | None] | None = None
@@ -68,13 +69,13 @@ class Choice:
         self._text = [echo] if echo else []
         self._unsaid = echo  # goes with the first event
         self._begun = False  # the first event is said
-        self._calling = Calling(may) if may.functions or had is not None else None
+        self._calling = Calling(may) if may.functions or marked else None
         self._had = had
         self._worded = False  # words that go with a call, or in place of one, are said
         self._called = False  # the name of the function is said
         self._role = {"role": "assistant"}  # goes with the first event
         self._logprobs: dict[str, Any] | None = None
-        self._for_completion = logprobs.ForCompletion(of)
+        self._for_completion = logprobs.ForCompletion(of, had)
 
     def tell_prompt(self, chunk: Chunk) -> None:
         """To be called before a chunk that tells of the prompt is taken. It may take long: a thread may do it."""
@@ -94,7 +95,7 @@ class Choice:
         self._end(chunk)
         if self._had and self._calling is not None:
             self._calling.push("".join(self._had))
-            self._had, self._called = None, bool(self._calling.name)
+            self._had, self._called = (), bool(self._calling.name)
         said = []
         if chunk.token_ids or chunk.text or self._unsaid or chunk.prompt_token_ids:
             text, self._unsaid = self._unsaid + chunk.text, ""
@@ -185,7 +186,7 @@ class Choice:
             return before
         if self._chat:
             return logprobs.for_chat(chunk.token_ids, chunk.logprobs, self._of, chunk.offset)
-        said = self._for_completion(chunk.token_ids, chunk.logprobs)
+        said = self._for_completion(chunk.token_ids, chunk.logprobs, chunk.offset)
         return {name: values + said[name] for name, values in before.items()} if before else said
 
     def _keep(self, said: dict[str, Any] | None) -> None:

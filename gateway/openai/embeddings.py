@@ -16,7 +16,7 @@ from gateway.front import Front
 from gateway.http.errors import Unsupported
 from gateway.openai import sse
 from gateway.openai.inputs import Embeddings
-from gateway.openai.request import CLASSES, DISCONNECT, id_of
+from gateway.openai.request import CLASSES, DISCONNECT, id_of, inputs, of_input
 from gateway.text import TextModel
 from protos.errors import REQUEST_ID_KEY, BadInput, Cancelled
 from protos.v1 import inference_pb2 as pb
@@ -33,7 +33,9 @@ class Embedding:
         if body.dimensions is not None:
             raise Unsupported("dimensions", "not supported: the model's embeddings cannot be cut short")
         self._front, self._body, self._model = front, body, model
-        self._inputs = _inputs(body)
+        self._inputs = inputs("input", body.input)
+        if len(self._inputs) > MAX_INPUTS:
+            raise BadInput("input", f"{len(self._inputs)} inputs; at most {MAX_INPUTS}")
         self._id = own_id or front.new_id(self._asked(0), model.name, drawn)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,19 +77,17 @@ class Embedding:
 
     def _asked(self, number: int) -> pb.GenerateRequest:
         """For one of the inputs, still without an id."""
-        given = self._inputs[number]
-        asked = pb.GenerateRequest(
-            model=self._model.name,
-            max_tokens=0,
-            embedding=True,
-            priority=CLASSES[self._body.class_],
-            on_disconnect=DISCONNECT[self._body.on_disconnect],
-            predicted_tokens=self._body.predicted_tokens,
+        asked = of_input(self._inputs[number])
+        asked.MergeFrom(
+            pb.GenerateRequest(
+                model=self._model.name,
+                max_tokens=0,
+                embedding=True,
+                priority=CLASSES[self._body.class_],
+                on_disconnect=DISCONNECT[self._body.on_disconnect],
+                predicted_tokens=self._body.predicted_tokens,
+            )
         )
-        if isinstance(given, str):
-            asked.prompt = given
-        else:
-            asked.tokens.ids.extend(given)
         return asked
 
     def _told(self, made: Sequence[tuple[Sequence[float], int]]) -> bytes:
@@ -104,16 +104,3 @@ class Embedding:
         if self._body.encoding_format == "float":
             return list(values)
         return base64.b64encode(array("f", values).tobytes()).decode()
-
-
-def _inputs(body: Embeddings) -> list[str | list[int]]:
-    given = body.input
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise BadInput("input", "must not be empty")
-    if isinstance(given[0], int):
-        return [given]
-    if len(given) > MAX_INPUTS:
-        raise BadInput("input", f"{len(given)} inputs; at most {MAX_INPUTS}")
-    return list(given)

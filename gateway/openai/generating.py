@@ -43,7 +43,7 @@ class Generating:
 
     async def _whole(self) -> dict[str, object]:
         async with self._open as streams:
-            answer = self._answer(streams)
+            answer = await self._answer(streams)
             await accepted(streams)
 
             async def take(index: int, stream: Stream) -> None:
@@ -59,7 +59,7 @@ class Generating:
         out = sse.Events(scope, send, self._headers)
         try:
             async with self._open as streams:
-                answer = self._answer(streams)
+                answer = await self._answer(streams)
                 await accepted(streams)
                 with out.kept_alive():
                     await self._relay(out, answer, streams)
@@ -93,10 +93,10 @@ class Generating:
 
         await _at_once(streams, relay)
 
-    def _answer(self, streams: Sequence[Stream]) -> Answer:
+    async def _answer(self, streams: Sequence[Stream]) -> Answer:
+        """In the time that the requests take to become durable: prompts of tokens become text in a thread."""
         asked, model = self._asked, streams[0].model
-        echoes = [each if isinstance(each, str) else model.decode(each) for each in asked.echo]
-        resumed = asked.chat and not asked.requests
+        echoes = [each if isinstance(each, str) else await asyncio.to_thread(model.decode, each) for each in asked.echo]
         choices = [
             Choice(
                 index,
@@ -104,20 +104,20 @@ class Generating:
                 figures=stream.answer,
                 chat=asked.chat,
                 of=token_bytes.of_model(model),
-                echo=echoes[index] if echoes else "",
+                echo=echoes[index // asked.choices] if echoes else "",
                 may=asked.may,
                 prompt_apart=asked.prompt_logprobs,
-                had=stream.before if resumed and tools.may_mark(stream.structure) else None,
+                marked=asked.chat and not asked.requests and tools.may_mark(stream.structure),
+                had=stream.before,
             )
             for index, stream in enumerate(streams)
         ]
-        per_prompt = len(streams) // asked.prompts
         return Answer(
             id=f"{'chatcmpl' if asked.chat else 'cmpl'}-{asked.request_id}",
             model=asked.model or model.name,
             chat=asked.chat,
             choices=choices,
-            prompt_tokens=sum(stream.prompt_tokens for stream in streams[::per_prompt]),
+            prompt_tokens=sum(stream.prompt_tokens for stream in streams[:: asked.choices]),
             created=int(time.time()),
             started=self._started,
         )
@@ -141,9 +141,13 @@ async def generated(front: Front, asked: Asked) -> AsyncIterator[list[Stream]]:
     """The streams of all choices, each submitted. Raises RequestError, in the names of HTTP, in the block too."""
     try:
         async with AsyncExitStack() as stack:
-            streams = []
-            for request in asked.requests:
-                opened = front.generate(request, asked.timeout_s, None, asked.loosen)
+            streams, encoded = list[Stream](), dict[str, list[int]]()
+            for number, request in enumerate(asked.requests):
+                if number % asked.choices == 0:  # the next prompt
+                    encoded = {}
+                if number:
+                    await asyncio.sleep(0)  # for others to have their turns
+                opened = front.generate(request, asked.timeout_s, None, asked.loosen, encoded)
                 streams.append(await stack.enter_async_context(opened))
             yield streams
     except BadInput as error:

@@ -15,11 +15,10 @@ def for_chat(tokens: Sequence[int], logprobs: Sequence[Logprob], of: TokenBytes,
     where a stop string cut it: its tokens are told, too."""
     content = []
     for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
-        adds = of.adds(token, first=start + i == 0)
-        text = adds.decode(errors="replace") if adds else of.shown(token)[0]
+        first = start + i == 0
         top = zip(logprob.top_tokens, logprob.top_logprobs, strict=True)
-        entry = {"token": text, "logprob": _finite(logprob.logprob), "bytes": list(adds)}
-        content.append(entry | {"top_logprobs": [_entry(of.shown(other), value) for other, value in top]})
+        entry = _entry(of.shown(token, first), logprob.logprob) | {"bytes": list(of.adds(token, first=first))}
+        content.append(entry | {"top_logprobs": [_entry(of.shown(other, first), value) for other, value in top]})
     return {"content": content, "refusal": None}
 
 
@@ -29,41 +28,43 @@ def _entry(shown: tuple[str, list[int]], logprob: float) -> dict[str, Any]:
 
 
 class ForCompletion:
-    """Of one choice. It counts the characters so far."""
+    """Of one choice. It counts the characters so far. `had`: of a resumed answer the text that the client has, complete
+    once there are tokens."""
 
-    def __init__(self, of: TokenBytes) -> None:
-        self._of = of
+    def __init__(self, of: TokenBytes, had: Sequence[str] = ()) -> None:
+        self._of, self._had = of, had
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._characters = self._tokens = 0
+        self._characters = 0
 
     def prompt(self, tokens: Sequence[int], logprobs: Sequence[Logprob]) -> dict[str, Any]:
         """Of a prompt that goes before the answer, as of the answer; its first token has none."""
         said, first = _nothing(), True
         for token, logprob in zip(tokens, [None, *logprobs], strict=True):
-            adds = self._of.adds(token)
-            if adds and first:
-                adds, first = self._of.adds(token, first=True), False
-            self._say(said, token, logprob, adds)
+            self._say(said, token, logprob, first)
+            first = first and not self._of.adds(token)
         return said
 
-    def __call__(self, tokens: Sequence[int], logprobs: Sequence[Logprob]) -> dict[str, Any]:
-        """Among the likeliest tokens of a position is the chosen one, too, wherever it stands."""
+    def __call__(self, tokens: Sequence[int], logprobs: Sequence[Logprob], start: int) -> dict[str, Any]:
+        """Among the likeliest tokens of a position is the chosen one, too, wherever it stands. `start`: output tokens
+        before these."""
+        self._characters, self._had = self._characters + sum(map(len, self._had)), ()
         said = _nothing()
-        for token, logprob in zip(tokens, logprobs, strict=True):
-            self._say(said, token, logprob, self._of.adds(token, first=self._tokens == 0))
-            self._tokens += 1
+        for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            self._say(said, token, logprob, start + i == 0)
         return said
 
-    def _say(self, said: dict[str, list[Any]], token: int, logprob: Logprob | None, adds: bytes) -> None:
-        name = _name(adds or self._of.of(token))
+    def _say(self, said: dict[str, list[Any]], token: int, logprob: Logprob | None, first: bool) -> None:
+        name = _name(self._of.named(token, first))
         value = None if logprob is None else _finite(logprob.logprob)
         top = [] if logprob is None else zip(logprob.top_tokens, logprob.top_logprobs, strict=True)
-        likeliest = {_name(self._of.of(other)): _finite(its) for other, its in top}
+        likeliest: dict[str, float] = {}
+        for other, its in top:  # without their space two may have one name, which is then the likelier one's
+            likeliest.setdefault(_name(self._of.named(other, first)), _finite(its))
         said["tokens"].append(name)
         said["token_logprobs"].append(value)
         said["top_logprobs"].append(likeliest | {name: value} if likeliest else None)
         said["text_offset"].append(self._characters)
-        self._characters += len(self._decoder.decode(adds))
+        self._characters += len(self._decoder.decode(self._of.adds(token, first=first)))
 
 
 def for_prompt(tokens: Sequence[int], logprobs: Sequence[Logprob], of: TokenBytes) -> list[dict[str, Any] | None]:

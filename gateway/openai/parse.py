@@ -1,6 +1,7 @@
 """Bytes of a body to one of the objects of fields.py. Whatever the bytes are, what is wrong with them is a BadInput
 that names the field, and repeats none of what was sent but names of fields that we know. Nothing is served here."""
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar
@@ -23,8 +24,8 @@ _EVERYWHERE = (
     "adapter_id", "chat_template", "documents", "lora_name", "lora_path", "lora_request", "truncate_prompt_tokens",
 )  # fmt: skip
 EVERYWHERE: Mapping[str, tuple[Any, ...]] = {name: REFUSED[name] for name in _EVERYWHERE}
-_WHOLE = "nothing is kept here: send the whole conversation as `input`"
-HINTS = {  # by the field's name, or how it begins
+_WHOLE = "nothing is kept here: send the whole conversation"
+HINTS = {  # by the field's name, or how it begins; told where the fields that they name are there
     "max_output_tokens": "send `max_completion_tokens`",
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), "send `max_output_tokens`"),
     "chat_template": "a template is a program: the model's own is used, with `chat_template_kwargs`",
@@ -91,10 +92,11 @@ def _refuse(kind: type[Body], given: dict[str, Any]) -> None:
     for name, value in given.items():
         if name not in refused:
             continue
-        asks_nothing = value is None or value in refused[name] or (name == "best_of" and value == given.get("n", 1))
+        asks_nothing = value is None or value in refused[name] or (name == "best_of" and value == (given.get("n") or 1))
         if not asks_nothing:
-            hint = HINTS.get(name) or HINTS.get(name.partition("_")[0])
-            raise Unsupported(name, "not supported" + (f"; {hint}" if hint else ""))
+            hint = HINTS.get(name) or HINTS.get(name.partition("_")[0]) or ""
+            helps = hint and _fields(kind).keys() >= set(re.findall("`(.+?)`", hint))
+            raise Unsupported(name, "not supported" + (f"; {hint}" if helps else ""))
 
 
 def _bad_input(errors: list[ErrorDetails]) -> BadInput:

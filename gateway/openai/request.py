@@ -3,7 +3,7 @@ nothing is encoded and nothing is sent here."""
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,6 +11,7 @@ from gateway.http.errors import Unsupported
 from gateway.openai import formats, tools
 from gateway.openai.fields import MAX_ANSWERS, UINT32, Chat, Completion, Generation, Message, Part, Rendered
 from gateway.structure import Loosen, check_sizes
+from gateway.text import ALL, Takes
 from gateway.validate import check_counts
 from protos.errors import BadInput
 from protos.idempotence import MOST_ID_CHARS, REQUEST_ID
@@ -31,20 +32,21 @@ CHAT_NAMES = {
     "chat.template_kwargs": "chat_template_kwargs",
     "chat.continue_final_message": "continue_final_message",
 }
+NO_NAMES: Mapping[str, str] = {}
 DISCONNECT = {"cancel": types_pb2.ON_DISCONNECT_CANCEL, "detach": types_pb2.ON_DISCONNECT_DETACH}
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`requests`: one for each choice, prompt by prompt. `echo`: prompts that go before the answers, one for each
-    choice. `may`: what each answer may call. `loosen`: as in validate.submission. `prompt_logprobs`: those of the
+    """`requests`: so many `choices` of the first prompt, then of the next. `echo`: the prompts, if they go before the
+    answers. `may`: what each answer may call. `loosen`: as in validate.submission. `prompt_logprobs`: those of the
     prompt stand by themselves, not before those of the answer. `names`: HTTP's names of gRPC's fields."""
 
     request_id: str
     model: str
     chat: bool
     requests: tuple[GenerateRequest, ...]
-    prompts: int = 1
+    choices: int = 1
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -68,19 +70,21 @@ class Asked:
         return type(error)(name, error.problem)
 
 
-def of_chat(body: Chat, request_id: str) -> Asked:
-    """`request_id`: the id, unless the body has one. Raises BadInput."""
+def of_chat(body: Chat, request_id: str, takes: Takes = ALL, names: Mapping[str, str] = NO_NAMES) -> Asked:
+    """`request_id`: the id, unless the body has one. `takes`: what the model's template does. `names`: of fields that
+    the client knows by others. Raises BadInput."""
     if body.top_logprobs is not None and not body.logprobs:
         raise BadInput("top_logprobs", "needs logprobs")
     may = tools.callable_in(body)
-    chat = conversation(body, messages(body.messages, tools.told(may)))
+    chat = conversation(body, messages(body.messages, tools.told(may), takes))
     return _asked(
         body,
         request_id,
-        [lambda request: request.chat.CopyFrom(chat)],
+        [GenerateRequest(chat=chat)],
         chat=True,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         may=may,
+        names=names,
     )
 
 
@@ -89,35 +93,37 @@ def of_completion(body: Completion, request_id: str) -> Asked:
     echoed = body.logprobs if body.echo else None
     if echoed is not None and body.prompt_logprobs is not None:
         raise BadInput("prompt_logprobs", "not with echo and logprobs: they tell the same")
-    prompts = _prompts(body)
+    prompts = inputs("prompt", body.prompt)
     if len(prompts) * body.n > MAX_ANSWERS:
         raise BadInput("prompt", f"{len(prompts)} prompts, each with {body.n} choices; at most {MAX_ANSWERS} in all")
     return _asked(
         body,
         request_id,
-        [_setter(prompt) for prompt in prompts],
+        list(map(of_input, prompts)),
         chat=False,
         logprobs=body.logprobs,
         echoed=echoed,
-        echo=tuple(prompt for prompt in prompts for _ in range(body.n)) if body.echo else (),
+        echo=tuple(prompts) if body.echo else (),
     )
 
 
 def _asked(
     body: Generation,
     request_id: str,
-    inputs: list[Callable[[GenerateRequest], None]],
+    given: Sequence[GenerateRequest],
     *,
     chat: bool,
     logprobs: int | None,
     echoed: int | None = None,
     echo: tuple[str | list[int], ...] = (),
     may: tools.MayCall = tools.NOTHING,
+    names: Mapping[str, str] = NO_NAMES,
 ) -> Asked:
     if body.stream_options is not None and not body.stream:
         raise BadInput("stream_options", "only with stream")
     request_id = body.request_id or request_id
     structure, structure_field = formats.structure(body, may)
+    structure_field = names.get(structure_field, structure_field)
     first = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     common = GenerateRequest(
         max_tokens=_max_tokens(body, chat=chat),
@@ -143,13 +149,12 @@ def _asked(
     if structure is not None:
         check_sizes(structure_field, structure)
     requests: list[GenerateRequest] = []
-    alone = len(inputs) * body.n == 1
-    for fill in inputs:
+    alone = len(given) * body.n == 1
+    for each in given:
         for choice in range(body.n):
-            request = common if alone else GenerateRequest()
-            if not alone:
-                request.CopyFrom(common)
-            fill(request)
+            request = GenerateRequest()
+            request.CopyFrom(each)
+            request.MergeFrom(common)
             request.request_id = request_id if alone else id_of(len(requests), request_id)
             if body.seed is not None:
                 request.seed = _seed(body.seed, choice)
@@ -160,7 +165,7 @@ def _asked(
         model=body.model,
         chat=chat,
         requests=tuple(requests),
-        prompts=len(inputs),
+        choices=body.n,
         stream=body.stream,
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
@@ -179,6 +184,7 @@ def _asked(
             "logprobs": "top_logprobs" if chat else "logprobs",
             "prompt_logprobs": "prompt_logprobs" if echoed is None else "logprobs",
             "structure": structure_field,
+            **names,
         },
     )
 
@@ -208,18 +214,24 @@ def conversation(how: Rendered, said: Sequence[ChatMessage]) -> Messages:
     )
 
 
-def messages(given: Sequence[Message], told: str = "") -> list[ChatMessage]:
-    """`told`: what the system message says further. What came of several calls is one message: many templates want user
-    and assistant in turn. Raises BadInput."""
-    made: list[ChatMessage] = [ChatMessage(role="system", content=told)] if told else []
+def messages(given: Sequence[Message], told: str = "", takes: Takes = ALL) -> list[ChatMessage]:
+    """`told`: what the system message says further; where the template takes none the user's first message begins with
+    it. What came of several calls is one message: many templates want user and assistant in turn. Where they insist,
+    what the user says next is in that message, too. Raises BadInput."""
+    made: list[ChatMessage] = []
     for number, each in enumerate(given):
         message = _message(number, each)
-        follows = each.role == "tool" and number and given[number - 1].role == "tool"
-        if follows or (told and not number and message.role == "system"):
-            before = made.pop().content
-            pair = (before, message.content) if follows else (message.content, before)
-            message.content = "\n\n".join(pair)
+        behind_tool = number and given[number - 1].role == "tool"
+        if behind_tool and (each.role == "tool" or (each.role == "user" and not takes.users)):
+            message.content = f"{made.pop().content}\n\n{message.content}"
         made.append(message)
+    if not told:
+        return made
+    role = "system" if takes.system else "user"
+    first = next((each for each in (made[:1] if takes.system else made) if each.role == role), None)
+    if first is None:
+        return [ChatMessage(role=role, content=told), *made]
+    first.content = f"{first.content}\n\n{told}" if takes.system else f"{told}\n\n{first.content}"
     return made
 
 
@@ -249,25 +261,16 @@ def _text(field: str, content: str | list[Part]) -> str:
     return "".join(part.text or "" for part in content)
 
 
-def _prompts(body: Completion) -> list[str | list[int]]:
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise BadInput("prompt", "must not be empty")
-    if isinstance(prompt[0], int):
-        return [prompt]
-    return list(prompt)
+def inputs(field: str, given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """Each a text, or tokens. Raises BadInput."""
+    if not given:
+        raise BadInput(field, "must not be empty")
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
 
-def _setter(prompt: str | list[int]) -> Callable[[GenerateRequest], None]:
-    def fill(request: GenerateRequest) -> None:
-        if isinstance(prompt, str):
-            request.prompt = prompt
-        else:
-            request.tokens.CopyFrom(TokenIds(ids=prompt))
-
-    return fill
+def of_input(given: str | list[int]) -> GenerateRequest:
+    """A request that says nothing else."""
+    return GenerateRequest(prompt=given) if isinstance(given, str) else GenerateRequest(tokens=TokenIds(ids=given))
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:

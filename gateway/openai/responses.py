@@ -2,7 +2,6 @@
 looks like is in response.py."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from gateway.http.errors import Unsupported
@@ -16,6 +15,7 @@ from gateway.openai.response_fields import (
     Responses,
     TextFormat,
 )
+from gateway.text import ALL, Takes
 from protos.errors import BadInput
 
 # Parts of an answer that one may ask for, and that no answer here has.
@@ -30,19 +30,22 @@ _NO_PARTS = frozenset(
         "web_search_call.results",
     }
 )
+_NAMES = {"chat": "input", "max_tokens": "max_output_tokens", "response_format": "text"}  # of a chat's fields here
 _TEXTS = ("input_text", "output_text")
 
 
-def asked(body: Responses, request_id: str) -> request.Asked:
-    """`request_id`: the id, unless the body has one. The body names no items of earlier answers any more (kept.py).
+def asked(body: Responses, request_id: str, takes: Takes = ALL) -> request.Asked:
+    """`request_id`, `takes`: as in request.of_chat. The body names no items of earlier answers any more (kept.py).
     Raises BadInput."""
     if not _NO_PARTS.issuperset(body.include):
         raise Unsupported("include", "not supported: no answer here has such a part")
-    messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    if isinstance(body.input, str):
-        messages.append({"role": "user", "content": body.input})
-    else:
-        messages += _messages(body.input)
+    spoken: list[dict[str, Any]] = [{"role": "user", "content": body.input}]
+    messages = spoken if isinstance(body.input, str) else _messages(body.input)
+    if body.instructions:
+        if messages and messages[0]["role"] in ("system", "developer"):  # few templates take two
+            messages[0]["content"] = f"{body.instructions}\n\n{messages[0]['content']}"
+        else:
+            messages.insert(0, {"role": "system", "content": body.instructions})
     if not messages:
         raise BadInput("input", "has no message")
     format = body.text.format if body.text else None
@@ -65,9 +68,7 @@ def asked(body: Responses, request_id: str) -> request.Asked:
         "timeout_s": body.timeout_s,
         "on_disconnect": body.on_disconnect,
     }
-    made = request.of_chat(Chat.model_validate(chat), request_id)
-    form = "tools" if made.may.functions else "text"
-    return replace(made, names={**made.names, "chat": "input", "max_tokens": "max_output_tokens", "structure": form})
+    return request.of_chat(Chat.model_validate(chat), request_id, takes, _NAMES)
 
 
 def _messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:

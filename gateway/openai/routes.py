@@ -62,7 +62,8 @@ class Doors:
     async def chat(self, asked: Request) -> Generating:
         body = await self._body(Chat, asked)
         model = self._model(body.model, ready=True)
-        wanted = for_model(model, self._placed(request.of_chat(body, asked.state.request_id), asked, model))
+        wanted = request.of_chat(body, asked.state.request_id, model.takes)
+        wanted = for_model(model, self._placed(wanted, asked, model))
         return Generating(wanted, generated(self._front, wanted))
 
     async def completion(self, asked: Request) -> Generating:
@@ -75,7 +76,8 @@ class Doors:
         body = await self._body(Responses, asked)
         model = self._model(body.model, ready=True)
         body = await kept.with_items(self._front, body)
-        wanted = for_model(model, self._placed(responses.asked(body, asked.state.request_id), asked, model))
+        wanted = responses.asked(body, asked.state.request_id, model.takes)
+        wanted = for_model(model, self._placed(wanted, asked, model))
         return Responding(body, wanted, generated(self._front, wanted))
 
     async def embedding(self, asked: Request) -> Embedding:

@@ -39,9 +39,13 @@ class TokenBytes:
         data = self.of(token_id)
         return data.removeprefix(b" ") if first and self.drops_first_space else data
 
-    def _shown(self, token_id: int) -> tuple[str, list[int]]:
+    def named(self, token_id: int, first: bool = False) -> bytes:
+        """What names a token: the bytes that it adds, or its own if it adds none."""
+        return self.adds(token_id, first=first) or self.of(token_id)
+
+    def _shown(self, token_id: int, first: bool = False) -> tuple[str, list[int]]:
         """A token as JSON has it: its text, or what stands for half a character, and its bytes."""
-        data = self.of(token_id)
+        data = self.named(token_id, first)
         return data.decode(errors="replace"), list(data)
 
     def _of(self, token_id: int) -> bytes:

@@ -18,7 +18,7 @@ async def tokenize(front: Front, body: Tokenize, model: TextModel) -> dict[str, 
     asked = GenerateRequest(prompt=body.prompt or "", model=model.name)
     if body.messages is not None:
         told = tools.told(tools.MayCall(tuple(tool.function for tool in body.tools)))
-        asked.chat.CopyFrom(request.conversation(body, request.messages(body.messages, told)))
+        asked.chat.CopyFrom(request.conversation(body, request.messages(body.messages, told, model.takes)))
     try:
         tokens = await front.encode(asked, special=body.add_special_tokens)
     except BadInput as error:

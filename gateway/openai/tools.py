@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from pydantic_core import from_json
+
 from gateway.openai.fields import AllowedTools, Chat, Function, ToolCall
 from protos.errors import BadInput
 from protos.v1.types_pb2 import Structure
@@ -62,10 +64,11 @@ def told(may: MayCall) -> str:
     """The system message about them; empty where there is nothing to choose: the form of the answer suffices."""
     if may.only or not may.functions:
         return ""
-    lines = [
-        json.dumps({"name": each.name, "description": each.description or "", "parameters": each.parameters})
+    described = (
+        {"name": each.name, "description": each.description or "", "parameters": each.parameters}
         for each in may.functions
-    ]
+    )
+    lines = [json.dumps(each, ensure_ascii=False) for each in described]
     form = f'{MARK}{_NAME}NAME{_ARGUMENTS}{{"PARAMETER": VALUE}}{_END}'
     how = f"To call one, write {form} and nothing after it. You are then told its result."
     return "\n".join(["These functions can be called:", *lines, how + " Call one now." * may.must])
@@ -179,7 +182,7 @@ def _schema(form: Structure) -> dict[str, Any]:
             return {"type": "object"}
         case "json_schema":
             try:
-                schema = json.loads(form.json_schema)
+                schema = from_json(form.json_schema)
             except ValueError:
                 schema = None
             if isinstance(schema, dict):

@@ -31,6 +31,7 @@ class Frames:
         while len(self._before) > 1 and seconds(self._before[1].read_time) <= now_s - RATES_OVER_S:
             self._before.popleft()
         then = self._before[0] if self._before else None
+        apart_s = now_s - seconds(then.read_time) if then else 0.0
         self._before.append(stats)
         told = {
             "at": now_s,
@@ -45,16 +46,18 @@ class Frames:
             "predictor": status_pb2.PredictorState.Name(stats.predictor.state).removeprefix("PREDICTOR_STATE_").lower(),
             "learned_from": stats.predictor.finished,
             "decision_s": seconds(stats.report_to_command_p50),
-            "rates": _rates(stats, then),
-            "workers": [_worker(one, stats, then) for one in stats.workers],
+            "rates": _rates(stats, then, apart_s),
+            "workers": [_worker(one, then, apart_s) for one in stats.workers],
             "requests": [_request(one, now_s) for one in listed.requests],
         }
         return json.dumps(told, separators=(",", ":"), allow_nan=False)
 
 
-def _rates(now: status_pb2.StatsResponse, then: status_pb2.StatsResponse | None) -> dict[str, float | None]:
+def _rates(
+    now: status_pb2.StatsResponse, then: status_pb2.StatsResponse | None, apart_s: float
+) -> dict[str, float | None]:
     """Each counter's growth per second, and the share of drafted tokens that were accepted."""
-    rates: dict[str, float | None] = {name: _rate(now, then, name) for name in _COUNTERS}
+    rates = {name: _rate(now, then, name, apart_s) for name in _COUNTERS}
     drafted = now.num_draft_tokens - (then.num_draft_tokens if then else 0)
     accepted = now.num_accepted_tokens - (then.num_accepted_tokens if then else 0)
     if drafted <= 0:  # nothing ran of late: since the scheduler began
@@ -62,19 +65,14 @@ def _rates(now: status_pb2.StatsResponse, then: status_pb2.StatsResponse | None)
     return {**rates, "acceptance": round(accepted / drafted, 4) if drafted else None}
 
 
-def _rate(now: status_pb2.StatsResponse, then: status_pb2.StatsResponse | None, counter: str) -> float | None:
-    apart_s = seconds(now.read_time) - seconds(then.read_time) if then else 0.0
-    if then is None or apart_s <= 0:
-        return None
-    return round(float(getattr(now, counter) - getattr(then, counter)) / apart_s, 3)
+def _rate(now: Any, then: Any, counter: str, apart_s: float) -> float | None:
+    """None: not known, or counted anew since `then`."""
+    more = getattr(now, counter) - getattr(then, counter) if then else -1
+    return round(float(more) / apart_s, 3) if more >= 0 and apart_s > 0 else None
 
 
-def _worker(
-    worker: status_pb2.WorkerStatus, now: status_pb2.StatsResponse, then: status_pb2.StatsResponse | None
-) -> dict[str, Any]:
+def _worker(worker: status_pb2.WorkerStatus, then: status_pb2.StatsResponse | None, apart_s: float) -> dict[str, Any]:
     before = next((one for one in then.workers if one.worker_id == worker.worker_id), None) if then else None
-    apart_s = seconds(now.read_time) - seconds(then.read_time) if then else 0.0
-    tokens = worker.output_tokens - before.output_tokens if before else -1
     return {
         "id": worker.worker_id,
         "slots": worker.slots,
@@ -82,7 +80,7 @@ def _worker(
         "placed": worker.placed,
         "kv": round(1 - worker.free_blocks / worker.blocks, 4) if worker.blocks else None,
         "idle": round(worker.idle_share, 4),
-        "tokens_per_s": round(tokens / apart_s, 1) if tokens >= 0 and apart_s > 0 else None,
+        "tokens_per_s": _rate(worker, before, "output_tokens", apart_s),
     }
 
 

@@ -60,9 +60,11 @@ async def read_prompt(request: Request) -> tuple[str, int]:
 
 
 def generation(front: Front, text: str, most_tokens: int) -> inference_pb2.GenerateRequest:
-    """A conversation, or a bare prompt for a model that knows no conversations. Raises NotServing, BadInput."""
-    request = inference_pb2.GenerateRequest(max_tokens=most_tokens)
-    if front.model().has_chat_template:
+    """For the first model that is served: a conversation, or a bare prompt if it knows no conversations. Raises
+    NotServing."""
+    model = next(iter(front.models(ready=True).values()))
+    request = inference_pb2.GenerateRequest(model=model.name, max_tokens=most_tokens)
+    if model.has_chat_template:
         request.chat.messages.add(role="user", content=text)
     else:
         request.prompt = text
@@ -115,7 +117,7 @@ class Samples:
         """How many are sent. Raises QueueFull while those before still run; NotServing."""
         if self._running is not None and not self._running.done():
             raise QueueFull("the samples are still running", retry_after_ms=2000)
-        self._front.model(ready=True)
+        self._front.models(ready=True)
         self._running = asyncio.create_task(self._run(), name="page samples")
         return len(SAMPLES)
 

@@ -21,7 +21,8 @@ class Streaming:
         self, open: Open, media_type: str, headers: Sequence[tuple[bytes, bytes]] = (), most_s: float | None = None
     ) -> None:
         self._open, self._most_s = open, most_s
-        self._headers = [(b"content-type", media_type.encode()), (b"cache-control", b"no-store"), *headers]
+        at_once = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))  # a proxy is to keep nothing back
+        self._headers = [(b"content-type", media_type.encode()), *at_once, *headers]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":

@@ -21,6 +21,7 @@ from protos.metrics import measure_loop_lag
 from protos.tls import Tls
 from protos.v1 import inference_pb2
 from tests.gateway.harness import ids, model_info
+from tests.gateway.openai.harness import COMPLETION, door
 from tests.waiting import until
 
 STREAMS = 200
@@ -116,6 +117,17 @@ async def test_a_stream_that_opens_while_others_are_followed_is_left_alone() -> 
         await linking
         sent = [call.args[0] for call in link.scheduler.send.call_args_list]  # type: ignore[attr-defined]
         assert [message.submit.request_id for message in sent if message.HasField("submit")] == ["new"]
+
+
+async def test_the_choices_of_one_body() -> None:
+    async with door() as at:
+        with (turns := Turns()).watch(Link, "submit"):
+            task = at.asked(COMPLETION | {"n": 8})
+            submits = [await at.link.accept() for _ in range(8)]
+        assert (turns.calls.total(), turns.most) == (8, 1)
+        for submit in submits:
+            await at.say(submit, "a")
+        await task
 
 
 async def test_text_of_many_tokens() -> None:

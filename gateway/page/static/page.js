@@ -37,7 +37,9 @@ function showFigures(frame) {
 }
 
 function everySecond() {
-  if (feed && !document.hidden && performance.now() - heard > 4 * SECOND) connection("away", "connecting again");
+  // Where the scheduler answers slowly an open feed is silent for long: see feed.py.
+  const patience = feed?.readyState === EventSource.OPEN ? 20 : 4;
+  if (feed && !document.hidden && performance.now() - heard > patience * SECOND) connection("away", "connecting again");
   if (latest && feed?.readyState === EventSource.OPEN) {
     figures.tokens.trend.add(latest.rates.output_tokens);
     figures.live.trend.add(latest.running + latest.paused + latest.waiting);

@@ -77,10 +77,10 @@ export function keyed(parent, nodes, items, key, create, update) {
   });
 }
 
-// What a request of the page's own brought back. Throws the server's sentence.
-export async function ask(path, body) {
+// What a request of the page's own brought back; `signal` may abort it. Throws the server's sentence.
+export async function ask(path, body, signal) {
   const options = body === undefined ? {} : { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
-  const answer = await fetch(path, { credentials: "same-origin", ...options });
+  const answer = await fetch(path, { credentials: "same-origin", signal, ...options });
   if (!answer.ok) {
     const told = await answer.json().catch(() => ({}));
     const error = new Error(told.error?.message ?? `the service answered with status ${answer.status}`);

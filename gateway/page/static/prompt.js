@@ -45,23 +45,13 @@ async function send() {
   byId("answer-text").replaceChildren();
   say(byId("answer-state"), "Sent …");
   try {
-    await read(await post({ prompt, max_tokens: Number(byId("tokens").value) }, running.signal));
+    await read((await ask("/page/prompt", { prompt, max_tokens: Number(byId("tokens").value) }, running.signal)).body);
   } catch (error) {
     say(byId("answer-state"), error.name === "AbortError" ? "Stopped." : `No answer: ${error.message}.`);
   }
   running = null;
   byId("send").disabled = false;
   byId("stop").hidden = true;
-}
-
-async function post(body, signal) {
-  const headers = { "content-type": "application/json" };
-  const answer = await fetch("/page/prompt", { method: "POST", headers, body: JSON.stringify(body), credentials: "same-origin", signal });
-  if (!answer.ok) {
-    const told = await answer.json().catch(() => ({}));
-    throw new Error(told.error?.message ?? `status ${answer.status}`);
-  }
-  return answer.body;
 }
 
 async function read(body) {

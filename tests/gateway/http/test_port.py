@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx2
 import pytest
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 import protos.http_server
 from gateway.app import Gateway
@@ -208,6 +210,24 @@ async def test_cross_origin_pages_are_let_in_only_where_it_is_set() -> None:
     async with port(cors_origins=("https://page.example",)) as (_, client):
         answer = await client.options("/health", headers=origin)
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        shown = (await client.get("/health", headers=origin)).headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "retry-after", "retry-after-ms", "x-should-retry"} == set(shown)
+
+
+async def test_what_nobody_foresaw_is_answered_and_logged_as_any_other_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    asked = {"origin": "https://page.example", "x-request-id": "mine-1"}
+    async with port(cors_origins=("https://page.example",)) as (served, client):
+        monkeypatch.setattr(served.front, "get_request", broken)
+        with capture_logs(processors=[merge_contextvars]) as logs:
+            answer = await client.get("/v1/requests/r", headers=asked)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+        assert (answer.headers["x-request-id"], "date" in answer.headers) == ("mine-1", True)
+        assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        (entry,) = [entry for entry in logs if entry["event"] == "unexpected"]
+        assert (entry["x_request_id"], entry["path"]) == ("mine-1", "/v1/requests/r")
 
 
 def test_a_hint_when_to_retry_is_told_in_seconds_and_in_milliseconds() -> None:

@@ -1,15 +1,23 @@
 """Completions over HTTP: prompts of every kind, echo, and log-probabilities in their older shape."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from gateway import validate
+from gateway.openai.logprobs import ForCompletion, for_chat
+from gateway.openai.token_bytes import TokenBytes
+from gateway.text import TextModel
 from protos.link.v1 import common_pb2
 from protos.link.v1 import gateway_link_pb2 as pb
+from protos.v1 import types_pb2
+from protos.v1.inference_pb2 import GenerateRequest
 from tests.gateway.harness import TOKENIZER, ending, ids
 from tests.gateway.openai.harness import COMPLETION, door, events, logprobs
+from tests.gateway.openai.test_token_bytes import LIKE_LLAMA, sentencepiece
 
 
 async def test_a_plain_answer() -> None:
@@ -55,6 +63,28 @@ async def test_a_prompt_is_text_or_tokens_or_a_list_of_either(prompt: object, pr
         assert said["usage"]["prompt_tokens"] == sum(map(len, prompts))
 
 
+async def test_a_prompt_is_encoded_once_for_all_its_choices_and_stays_the_input_that_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded, encode = list[str](), validate._encode
+
+    def counted(request: GenerateRequest, *rest: Any) -> list[int]:
+        encoded.append(request.prompt)
+        return encode(request, *rest)
+
+    monkeypatch.setattr(validate, "_encode", counted)
+    async with door() as at:
+        task = at.asked(COMPLETION | {"prompt": ["fox", "dog"], "n": 3})
+        submits = [await at.link.accept() for _ in range(6)]
+        assert encoded == ["fox", "dog"]
+        assert [list(each.prompt) for each in submits] == [[0, *ids("fox")]] * 3 + [[0, *ids("dog")]] * 3
+        for submit in submits:
+            await at.say(submit, "a")
+        await task
+        _, alone = await at.answered(COMPLETION | {"prompt": "dog"})
+        assert {each.input_digest for each in submits[3:]} == {alone.input_digest} != {submits[0].input_digest}
+
+
 @pytest.mark.parametrize("prompt", ["the fox", ids("the fox")])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_echo_puts_the_prompt_in_front(prompt: object, stream: bool) -> None:
@@ -62,6 +92,27 @@ async def test_echo_puts_the_prompt_in_front(prompt: object, stream: bool) -> No
         answer, _ = await at.answered(COMPLETION | {"prompt": prompt, "echo": True, "stream": stream}, " jumps")
         said = events(answer)[:-1] if stream else [answer.json()]
         assert "".join(each["choices"][0]["text"] for each in said) == "the fox jumps"
+
+
+async def test_a_prompt_of_tokens_is_made_text_once_for_all_its_choices_and_no_stream_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoded, decode = list[list[int]](), TextModel.decode
+
+    def in_a_thread(model: TextModel, token_ids: list[int], **how: bool) -> str:
+        assert threading.current_thread() is not threading.main_thread()
+        decoded.append(token_ids)
+        return decode(model, token_ids, **how)
+
+    monkeypatch.setattr(TextModel, "decode", in_a_thread)
+    prompts = [ids("the fox"), ids("a dog")]
+    async with door() as at:
+        task = at.asked(COMPLETION | {"prompt": prompts, "echo": True, "n": 3})
+        for _ in range(6):
+            await at.say(await at.link.accept(), "!")
+        said = (await task).json()["choices"]
+        assert [each["text"] for each in said] == ["the fox!"] * 3 + ["a dog!"] * 3
+        assert decoded == prompts
 
 
 async def test_log_probabilities_have_offsets_in_characters() -> None:
@@ -193,3 +244,35 @@ async def test_a_resumed_stream_has_them_only_from_the_beginning_on() -> None:
             await at.link.delta(submit, 1, tokens[1:], ending=ending())
             said = [each["choices"][0] for each in events(await task)[:-1] if each["choices"]]
             assert sum("prompt_logprobs" in each for each in said) == told
+
+
+async def test_log_probabilities_of_a_resumed_answer_are_those_of_the_whole_one() -> None:
+    async with door() as at:
+        tokens, submit = ids("aä!?"), pb.Submit(request_id="r", prompt=[5])
+        submit.sampling.logprobs = 1
+        at.scheduler.submitted["r"] = submit
+        told = []
+        for offset in (0, 3):
+            task = asyncio.create_task(at.http.get(f"/v1/requests/r/stream?as=completion&offset={offset}"))
+            await at.link.next("follow")
+            await at.link.delta(submit, 0, tokens, logprobs=logprobs(tokens, 1), ending=ending())
+            told += [choice["logprobs"] for each in events(await task)[:-1] for choice in each["choices"]][:1]
+        assert told[1] == {name: values[3:] for name, values in told[0].items()}
+        assert told[1]["text_offset"] == [2, 3]
+
+
+def test_where_a_tokenizer_drops_the_first_space_the_likeliest_tokens_have_none_either() -> None:
+    of, entry = TokenBytes(sentencepiece(LIKE_LLAMA)), types_pb2.Logprob(logprob=-1)
+    entry.top_tokens[:], entry.top_logprobs[:] = [256, 257], [-1, -2]
+    said = ForCompletion(of)([256, 256], [entry, entry], 0)
+    assert said["tokens"] == ["the", " the"]
+    assert said["top_logprobs"] == [{"the": -1, "fox": -2}, {" the": -1, " fox": -2}]
+    content = for_chat([256, 256], [entry, entry], of, 0)["content"]
+    assert [[top["token"] for top in each["top_logprobs"]] for each in content] == [["the", "fox"], [" the", " fox"]]
+    assert [each["top_logprobs"][0]["bytes"] == each["bytes"] for each in content] == [True, True]
+
+
+def test_behind_its_first_token_a_resumed_answer_keeps_its_spaces() -> None:
+    of, entry = TokenBytes(sentencepiece(LIKE_LLAMA)), types_pb2.Logprob(logprob=-1)
+    said = ForCompletion(of, ["the"])([257], [entry], 1)
+    assert (said["tokens"], said["text_offset"]) == ([" fox"], [3])

@@ -189,7 +189,10 @@ async def test_a_refusal_says_what_to_send_instead() -> None:
             ("/v1/chat/completions", CHAT | {"functions": [{}]}, "send `tools`"),
             ("/v1/chat/completions", CHAT | {"guided_json": {}, "min_p": 0.5}, "send `structured_outputs`"),
             ("/v1/completions", COMPLETION | {"regex": "a+"}, "send `structured_outputs`"),
-            ("/v1/responses", RESPONSE | {"previous_response_id": "a"}, "send the whole conversation as `input`"),
+            ("/v1/responses", RESPONSE | {"previous_response_id": "a"}, "send the whole conversation"),
+            ("/v1/chat/completions", CHAT | {"previous_response_id": "a"}, "send the whole conversation"),
+            ("/v1/responses", RESPONSE | {"repeat_penalty": 1.2}, "repeat_penalty: not supported"),
+            ("/v1/completions", COMPLETION | {"functions": [{}]}, "functions: not supported"),
             ("/v1/responses", RESPONSE | {"max_tokens": 3}, "send `max_output_tokens`"),
             ("/v1/chat/completions", CHAT | {"max_output_tokens": 3}, "send `max_completion_tokens`"),
             ("/v1/chat/completions", CHAT | {"enable_thinking": False}, "send it in `chat_template_kwargs`"),
@@ -227,6 +230,8 @@ async def test_what_asks_for_nothing_is_taken() -> None:
         answer, _ = await at.answered(
             CHAT | nothing | dict.fromkeys(("seed", "stream_options", "guided_json", "top_p"))
         )
+        assert answer.status_code == 200
+        answer, _ = await at.answered(CHAT | {"best_of": 1, "n": None})
         assert answer.status_code == 200
         foreign = {"tools": [], "tool_choice": "none", "messages": None}
         answer, _ = await at.answered(COMPLETION | foreign, path="/v1/completions")

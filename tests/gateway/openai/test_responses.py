@@ -62,6 +62,17 @@ async def test_the_input_is_that_of_a_chat() -> None:
         assert (await task).status_code == 200
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+async def test_instructions_and_the_inputs_own_are_one_message(role: str) -> None:
+    async with door() as at:
+        body = ASK | {"instructions": "be kind", "input": [{"role": role, "content": "be short"}]}
+        task = at.asked(body, "/v1/responses")
+        submit = await at.link.accept()
+        assert list(submit.prompt) == ids("<bos>system: be kind\n\nbe short\nassistant: ")
+        await at.say(submit, "a")
+        assert (await task).status_code == 200
+
+
 async def test_a_late_error_is_an_event() -> None:
     async with asking() as (at, client):
 
@@ -111,6 +122,7 @@ async def test_a_late_error_is_an_event() -> None:
         ("max_output_tokens", 1000, "max_output_tokens", "context_length_exceeded"),
         ("text", {"format": {"type": "json_schema"}}, "text.format.schema", "invalid_value"),
         ("text", {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}, "text", "invalid_value"),
+        ("text", {"format": {"type": "json_schema", "schema": {"title": "x" * 70_000}}}, "text", "invalid_value"),
         ("temperature", 9, "temperature", "invalid_value"),
         ("include", ["message.output_text.logprobs"], "include", "unsupported_parameter"),
         ("metadata", {"a": 1}, "metadata", "invalid_value"),

@@ -2,6 +2,7 @@
 told, whole and streamed, with the name first and the arguments as they grow."""
 
 import json
+import re
 from functools import cache
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -16,10 +17,12 @@ from gateway.openai import formats, request, tools
 from gateway.openai.choice import Choice
 from gateway.openai.fields import Chat
 from gateway.openai.parse import parse
+from gateway.text import TextModel
 from protos.errors import BadInput
 from protos.structure import grammar
 from protos.v1 import types_pb2
 from protos.v1.inference_pb2 import Final
+from tests.gateway.harness import TEMPLATE, TOKENIZER, model_info
 from tests.gateway.openai.harness import CHAT, door
 
 SCHEMA = {
@@ -199,6 +202,68 @@ def test_the_model_is_told_of_them_in_the_system_message() -> None:
     assert tools.MARK in how
 
 
+def test_the_model_reads_of_them_what_was_written() -> None:
+    tool = {"type": "function", "function": {"name": "add", "description": "größer, 大きい"}}
+    assert '"description": "größer, 大きい"' in tools.told(tools.callable_in(body(tools=[tool])))
+
+
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('take turns') }}{% endif %}"
+    "{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
+DROPS = "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+ASKS = "{% for m in messages %}{{ m.role }} {{ tone[0] }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "takes"),
+    [
+        (TEMPLATE, (True, True)),
+        (STRICT, (False, False)),
+        (DROPS, (False, True)),
+        (ASKS, (True, True)),
+        ("", (True,) * 2),
+    ],
+)
+def test_what_a_template_takes_is_found_out(template: str, takes: tuple[bool, bool]) -> None:
+    assert TextModel(model_info(template=template)).takes == takes
+
+
+@pytest.mark.parametrize("template", [STRICT, DROPS])
+async def test_a_template_without_system_messages_has_the_tools_before_what_the_user_says(template: str) -> None:
+    async with door(template=template, context_tokens=2048) as at:
+        for path, body in (("", CHAT), ("/v1/responses", {"model": "tiny", "input": "the fox"})):
+            tool = {"type": "function", **WEATHER["function"]} if path else WEATHER
+            task = at.asked(body | {"tools": [tool]}, path)
+            submit = await at.link.accept()
+            prompt = TOKENIZER.decode(list(submit.prompt))
+            assert prompt.startswith("user: These functions can be called:")
+            assert prompt.endswith("\n\nthe fox\n")
+            await at.say(submit, "jumps")
+            assert (await task).status_code == 200
+
+
+@pytest.mark.parametrize(("template", "turns"), [(STRICT, 3), (DROPS, 4)])
+async def test_what_the_user_says_behind_a_result_is_a_message_of_its_own_only_where_that_is_taken(
+    template: str, turns: int
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+    said = [
+        *CHAT["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+        {"role": "user", "content": "and now?"},
+    ]
+    async with door(template=template, context_tokens=2048) as at:
+        answer, submit = await at.answered(CHAT | {"messages": said})
+        assert answer.status_code == 200
+        prompt = TOKENIZER.decode(list(submit.prompt))
+        assert len(re.findall("^(user|assistant): ", prompt, re.MULTILINE)) == turns
+        between = "\n\n" if turns == 3 else "\nuser: "
+        assert prompt.endswith(f"<tool_response>sunny</tool_response>{between}and now?\n")
+
+
 @pytest.mark.parametrize("choice", ["none", NAMED])
 def test_where_there_is_nothing_to_choose_it_is_told_nothing(choice: Any) -> None:
     asked = request.of_chat(body(tool_choice=choice), "r")
@@ -225,7 +290,10 @@ def test_earlier_calls_and_what_came_of_them_are_part_of_the_conversation() -> N
     [
         ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice: names a function that"),
         ({"tools": [WEATHER, WEATHER]}, "tools: two functions have the same name"),
-        ({"structured_outputs": {"regex": "a"}}, "tool_choice: auto goes together with JSON only"),
+        *(
+            ({"structured_outputs": form}, "tool_choice: auto goes together with JSON only")
+            for form in ({"regex": "a"}, {"json": "[" * 5000}, {"json": '{"a":' * 500 + "1" + "}" * 500})
+        ),
         *(
             ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}]}, "tools: param")
             for kind in ("string", "array", ["object", "null"])

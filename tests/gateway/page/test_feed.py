@@ -77,7 +77,8 @@ async def test_after_an_answer_that_took_long_the_next_one_comes_soon_enough(mon
 
 async def test_a_question_without_a_body_gets_no_stream() -> None:
     async with page() as (_, scheduler, _, client):
-        assert (await client.head("/page/feed")).headers["content-type"] == "text/event-stream"
+        headers = (await client.head("/page/feed")).headers
+        assert (headers["content-type"], headers["x-accel-buffering"]) == ("text/event-stream", "no")
         assert scheduler.stats_asked == 0
 
 

@@ -5,6 +5,8 @@ from importlib.resources import files
 
 import pytest
 
+from gateway.config import Settings
+from gateway.page.feed import LONGEST_S
 from gateway.page.routes import FILES, POLICY
 from protos.v1 import status_pb2
 from tests.gateway.page.pages import page
@@ -53,6 +55,12 @@ def test_nothing_that_comes_from_outside_becomes_html(name: str) -> None:
 def test_the_elements_that_a_script_asks_for_exist(name: str) -> None:
     there = set(re.findall(r'\sid="([^"]+)"', HTML))
     assert set(re.findall(r'byId\("([^"]+)"\)', SCRIPTS[name])) <= there
+
+
+def test_a_feed_that_is_open_may_be_silent_for_as_long_as_a_frame_may_take() -> None:
+    (patience_s,) = re.findall(r"EventSource\.OPEN \? (\d+)", SCRIPTS["page.js"])
+    questions_s = 2 * Settings.model_fields["rpc_timeout_s"].default
+    assert int(patience_s) >= LONGEST_S + questions_s
 
 
 def test_every_input_has_a_label() -> None:

@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+from pathlib import Path
 
+import httpx2
 import pytest
 
 from gateway.page import prompts
 from protos.link.v1 import gateway_link_pb2 as pb
 from tests.gateway.harness import WAIT_S, ending, ids, model_info
 from tests.gateway.page.pages import SAME_SITE, page
+from tests.gateway.test_cells import service
 from tests.waiting import until
 
 
@@ -56,6 +59,22 @@ async def test_a_model_that_knows_no_conversations_gets_the_bare_prompt() -> Non
         assert list(submit.prompt) == [*ids("<bos>"), *ids("the fox")]
         await link.delta(submit, 0, ending=ending())
         assert (await asking).status_code == 200
+
+
+async def test_where_several_models_are_served_the_first_one_answers(tmp_path: Path) -> None:
+    other = model_info(fingerprint="two", context_tokens=1024)
+    other.name = "other"
+    async with service(tmp_path, a=model_info(context_tokens=1024), b=other) as made:
+        link = made.links["a"][0]
+        async with httpx2.AsyncClient(base_url=f"http://{made.gateways[0].http}", timeout=WAIT_S) as client:
+            asking = asyncio.create_task(client.post("/page/prompt", json={"prompt": "Hi", "max_tokens": 8}))
+            submit = await link.accept()
+            await link.delta(submit, 0, ending=ending())
+            assert (await asking).status_code == 200
+            assert (await client.post("/page/samples", json={})).status_code == 202
+            for _ in prompts.SAMPLES:
+                submit = await link.next("submit")
+                await link.send(refusals=[pb.Refusal(request_id=submit.request_id, code=8, message="full")])
 
 
 async def test_a_refusal_before_the_answer_is_a_status() -> None:
