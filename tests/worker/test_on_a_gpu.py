@@ -101,10 +101,11 @@ def test_copies_to_the_host_beside_passes_are_waited_for_by_nobody() -> None:
     assert waits == {"torch": 3, "graphs": 0}
 
 
-def test_a_step_that_draws_nothing_waits_once_too() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_step_that_draws_nothing_waits_once_too(dtype: torch.dtype) -> None:
     """So that what it takes is known."""
     with pretended() as device:
-        engine = exactness.engine_on(torch.device("cuda", 0), torch.float32, NoDrafter())
+        engine = exactness.engine_on(torch.device("cuda", 0), dtype, NoDrafter())
         engine.admit(Admission("long", 1, list(range(40)), 40, GREEDY, Limits(9)))
         device.counts.clear()
         engine.step([Run("long", 0, 8)], 1)
