@@ -4,7 +4,7 @@ kernel, and what a step costs in operations and waits is known. What it costs in
 from collections import Counter
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -38,6 +38,14 @@ def test_a_section_of_the_gpu_check_runs_and_finds_nothing_wrong(check: Any) -> 
     assert section.found["wrong"] == []
     assert section.found["done"]
     assert device.counts["operations"] > 100
+
+
+@patch.object(Graphs, "kind", Mock(side_effect=RuntimeError("not permitted")))
+def test_the_gpu_check_tells_of_graphs_that_cannot_be_recorded() -> None:
+    with pretended():
+        section = Section("cuda:0", SMALLEST, 3600, lambda found: None)
+        exactness.check_graphs(section)
+    assert section.found["wrong"] == ["passes were computed without graphs"] * 2
 
 
 def decode_step(requests: int, own: Sampling = GREEDY) -> Counter[str]:
