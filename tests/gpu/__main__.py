@@ -68,8 +68,8 @@ def run(device: str, size: str, plans: Sequence[Plan], out: Path, seconds: float
 def _section(
     plan: Plan, device: str, size: str, seconds: float, out: Path, keep: Callable[[dict[str, Any]], None]
 ) -> None:
-    """A child in a session of its own, whose results are read from a file as they come. What it said is kept where it
-    did not end well: a lent machine gives back few files."""
+    """A child in a session of its own, whose results are read from a file as they come. What it said is kept where
+    something is wrong: a lent machine gives back few files."""
     begun, said = time.monotonic(), out / f"{plan.section}.log"
     with tempfile.TemporaryDirectory() as folder, said.open("wb") as log:
         words = [sys.executable, "-m", "tests.gpu", "--section", plan.section, "--device", device, "--size", size]
@@ -92,7 +92,7 @@ def _section(
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-    if state == "ended":
+    if state == "ended" and not found.get("wrong"):
         said.unlink()
     else:
         keep(found | {"log": said.read_bytes()[-3000:].decode(errors="replace")})

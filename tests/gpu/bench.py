@@ -89,6 +89,8 @@ def check(section: "Section", attention: str = "auto") -> None:
             section.add("rows", rows[0] | {"draft_len": drafts, "peak_gb": _peak(section.device)})
     _mixed(section, engine, machine, work, shape.vocabulary)
     _outside(section, engine, shape.vocabulary)
+    if attention == "graphs":
+        exactness.check_recorded(section, engine)
     section.put(done=True)
 
 

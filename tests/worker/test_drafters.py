@@ -1,6 +1,7 @@
 """Drafters: what they propose, that they may forget, and that none of them changes the output."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig, load
 from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.model import ModelDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
+from worker_service.engine.drafting.shielded import Shielded
 from worker_service.engine.engine import Engine
+from worker_service.engine.target import InputSequence, Passed
 from worker_service.engine.types import Limits, Run, Sampling
 from worker_service.engine.warm_up import measure
 from worker_service.model_files import ModelError
@@ -139,6 +142,26 @@ def test_a_draft_models_drafts_are_never_shared(tiny: Tiny) -> None:
     other = drafter.propose([Ask("second", [*prompt, *drafts], 1)])
     assert drafter._states["first"].kv.table[0] != drafter._states["second"].kv.table[0]
     assert other == model_drafter(tiny.folder).propose([Ask("alone", [*prompt, *drafts], 1)])
+
+
+@torch.inference_mode()
+def test_what_a_draft_models_pass_failed_to_compute_is_shared_with_nobody(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter, computed, prompt = model_drafter(tiny.folder), list[int](), list(range(20, 40))
+    forward = drafter._model.forward
+
+    def once_failing(sequences: Sequence[InputSequence]) -> Passed:
+        computed.append(len(sequences[0].tokens))
+        if len(computed) == 1:
+            raise torch.OutOfMemoryError("no room")
+        return forward(sequences)
+
+    monkeypatch.setattr(drafter._model, "forward", once_failing)
+    shielded = Shielded(drafter)
+    assert shielded.propose([Ask("first", prompt, 1)]) == [[]]
+    assert len(shielded.propose([Ask("second", prompt, 1)])[0]) == 1
+    assert computed == [20, 20]
 
 
 @torch.inference_mode()

@@ -4,7 +4,7 @@ kernel, and what a step costs in operations and waits is known. What it costs in
 from collections import Counter
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -38,6 +38,14 @@ def test_a_section_of_the_gpu_check_runs_and_finds_nothing_wrong(check: Any) -> 
     assert section.found["wrong"] == []
     assert section.found["done"]
     assert device.counts["operations"] > 100
+
+
+@patch.object(Graphs, "kind", Mock(side_effect=RuntimeError("not permitted")))
+def test_the_gpu_check_tells_of_graphs_that_cannot_be_recorded() -> None:
+    with pretended():
+        section = Section("cuda:0", SMALLEST, 3600, lambda found: None)
+        exactness.check_graphs(section)
+    assert section.found["wrong"] == ["passes were computed without graphs"] * 2
 
 
 def decode_step(requests: int, own: Sampling = GREEDY) -> Counter[str]:
@@ -101,10 +109,11 @@ def test_copies_to_the_host_beside_passes_are_waited_for_by_nobody() -> None:
     assert waits == {"torch": 3, "graphs": 0}
 
 
-def test_a_step_that_draws_nothing_waits_once_too() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_step_that_draws_nothing_waits_once_too(dtype: torch.dtype) -> None:
     """So that what it takes is known."""
     with pretended() as device:
-        engine = exactness.engine_on(torch.device("cuda", 0), torch.float32, NoDrafter())
+        engine = exactness.engine_on(torch.device("cuda", 0), dtype, NoDrafter())
         engine.admit(Admission("long", 1, list(range(40)), 40, GREEDY, Limits(9)))
         device.counts.clear()
         engine.step([Run("long", 0, 8)], 1)

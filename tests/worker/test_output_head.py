@@ -13,11 +13,11 @@ from worker_service.engine.output_head import Float32Head, MixedHead, float32_he
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_head_that_multiplies_in_bfloat16_has_the_logits_of_one_in_float32(bias: bool) -> None:
+@pytest.mark.parametrize(("rows", "bias"), [(7, False), (7, True), (0, True)])
+def test_a_head_that_multiplies_in_bfloat16_has_the_logits_of_one_in_float32(rows: int, bias: bool) -> None:
     torch.manual_seed(0)
     plain = torch.nn.Linear(64, 50, bias=bias).bfloat16()
-    hidden = torch.randn(1, 7, 64).bfloat16()
+    hidden = torch.randn(1, rows, 64).bfloat16()
     here = float32_head(plain)
     assert isinstance(here, Float32Head)
     with pretended():

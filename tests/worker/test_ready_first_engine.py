@@ -53,6 +53,39 @@ def test_who_may_not_be_passed_over_is_not(tiny: Tiny) -> None:
     assert outcome(driver, [Run(name, 2, 64) for name in "abc"], 2) == {"a": None, "b": None}
 
 
+def test_one_that_lets_another_go_first_runs_after_all_where_that_one_finds_no_memory(tiny: Tiny) -> None:
+    drafter = Late()
+    driver = driver_of(tiny, drafter, "ab")
+    while not own_room(driver, "a"):
+        driver.step([Run("a", 0, 64)])
+    driver.engine.drop("b")
+    fill(driver)
+    drafter.slow = {"a": True}
+    assert outcome(driver, [Run(name, 2, 64, yields=True) for name in "ab"], 1) == {"a": None, "b": Skip.NO_BLOCKS}
+
+
+def test_one_that_waits_for_memory_is_not_told_to_wait_for_drafts_too(tiny: Tiny) -> None:
+    drafter = Late()
+    driver = driver_of(tiny, drafter, "ab")
+    driver.step([Run("a", 0, 64)])
+    while own_room(driver, "a"):
+        driver.step([Run("a", 0, 64)])
+    fill(driver)
+    drafter.slow = {"a": True, "b": True}
+    rows = driver.step([Run(name, 2, 64, yields=True) for name in "ab"], 1)
+    assert [(row.request_id, row.skipped) for row in rows] == [("a", Skip.NO_BLOCKS)]
+
+
+def own_room(driver: Driver, name: str) -> int:
+    """Tokens that the request can add in the blocks that it has."""
+    return driver.engine._requests[name].kv.own_room
+
+
+def fill(driver: Driver) -> None:
+    for _ in range(driver.engine.free_blocks):
+        driver.engine.pool.take()
+
+
 def test_chains_that_go_to_others_are_not_asked_for(tiny: Tiny) -> None:
     drafter = Late()
     driver = driver_of(tiny, drafter, "ab")

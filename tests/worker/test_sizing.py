@@ -101,7 +101,8 @@ def test_the_host_gives_half_of_its_memory_at_most_unless_it_is_said() -> None:
         assert sized(Settings(model="m", host_kv_tokens=5), model).host_kv_tokens == 5
 
 
-def test_of_graphs_what_the_driver_takes_counts_and_is_given_back() -> None:
+@pytest.mark.parametrize("slots", [64, 100])
+def test_of_graphs_what_the_driver_takes_counts_and_is_given_back(slots: int) -> None:
     """The first one 30 MiB with what all share, any other 1 MiB; then there is again as much as before."""
     free, taken = 600 * MIB, list[int]()
 
@@ -116,7 +117,7 @@ def test_of_graphs_what_the_driver_takes_counts_and_is_given_back() -> None:
         patch.object(Graphs, "kind", Taking),
         patch.object(torch.cuda, "mem_get_info", lambda *_: (free - sum(taken), 1 << 30)),
     ):
-        found = sized(Settings(model="m", attention="graphs"), model)
+        found = sized(Settings(model="m", attention="graphs", slots=slots), model)
     assert taken == []
     left = free - 30 * MIB - 63 * MIB - (1 << 30) // 10
     assert found.kv_tokens == left // A_TOKEN

@@ -39,3 +39,14 @@ def test_a_character_cut_in_three_is_told_once() -> None:
     tokenizer, ids = cut("a😀b", 2, 3)
     stops = StopStrings(tokenizer, ["a😀b"])
     assert [stops.push(token) for token in ids] == [False, False, True]
+
+
+def test_a_token_without_text_is_not_what_a_text_begins_with() -> None:
+    """There some decoders drop a space. Worker and gateway agree."""
+    tokenizer = Tokenizer(models.BPE(vocab={"▁a": 0, "▁b": 1, "<s>": 2}, merges=[]))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["<s>"])
+    ids, stops = [0, 2, 2, 1], StopStrings(tokenizer, [" b"])
+    assert [stops.push(token) for token in ids] == [False, False, False, True]
+    gateway = Detokenizer(tokenizer, [" b"], 0, byte_table(tokenizer))
+    assert gateway.push(ids) + gateway.finish() == "a"

@@ -56,13 +56,13 @@ def drafter(kind: str, target: LoadedModel, folder: Path) -> Drafter:
     if kind == "eagle":
         return eagle_drafter(load_eagle(folder), target, blocks=64, block_tokens=8, sure=0.0, hopeful=0.0)
     if kind == "model":
-        draft = load(str(folder), str(target.device), "float32").model
+        draft = load(str(folder), str(target.device), str(target.dtype).removeprefix("torch.")).model
         return ModelDrafter(draft, context_tokens=512, blocks=64, block_tokens=8)
     return NgramDrafter() if kind == "ngram" else NoDrafter()
 
 
-def engine_on(name: str, kind: str, tiny: Tiny, folder: Path) -> Engine:
-    target = load(str(tiny.folder), name, "float32")
+def engine_on(name: str, kind: str, tiny: Tiny, folder: Path, dtype: str = "float32") -> Engine:
+    target = load(str(tiny.folder), name, dtype)
     head = LengthHead(LengthHeadConfig(1, "", "", target.model.config.hidden_size, 2))
     with torch.no_grad():
         for weight in head.parameters():
@@ -129,6 +129,19 @@ def test_a_gpu_gives_what_a_cpu_gives(kind: str, tiny: Tiny, folders: dict[str, 
     assert any(row.embedding for row in told)
     assert any(row.remaining for row in told)
     assert any(row.drafted for row in told) == (kind != "none")
+
+
+@pytest.mark.parametrize("kind", ["ngram", "eagle", "model"])
+@patch("worker_service.engine.drafting.model._CATCH_UP_TOKENS", 16)
+def test_a_gpu_serves_all_of_that_in_bfloat16_too(
+    kind: str, tiny: Tiny, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its default. Rounding makes other texts, so whether there are any is all that is asked."""
+    with device(CUDA):
+        rows = disturbed(engine_on(CUDA, kind, tiny, folders.get(kind, tiny.folder), "bfloat16"), tiny)
+    assert not any(row.error for row in rows)
+    assert any(row.drafted for row in rows)
+    assert "a drafter failed" not in caplog.text
 
 
 def test_a_model_over_stages_on_gpus_gives_what_one_on_cpus_gives(tiny: Tiny) -> None:

@@ -8,6 +8,7 @@ buffer that the graph of this size reads. Tokens that are padding write their KV
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,11 +44,14 @@ class CudaGraph:
                 work()  # what libraries do at their first call cannot be recorded
             now.wait_stream(self._stream)
             self._graph = torch.cuda.CUDAGraph()
-            pool = like._graph.pool() if like else None
+            self._pool = like._pool if like else torch.cuda.graph_pool_handle()
             mode = "thread_local"
             try:  # torch's own stream for it would be of the device that was recorded on first
-                with torch.cuda.graph(self._graph, pool=pool, stream=self._stream, capture_error_mode=mode):
+                with torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
                     self._results = work()
+            except RuntimeError:
+                _end_recording(device, self._pool)
+                raise
             finally:  # which a recording that fails does not do
                 torch.cuda.set_stream(now)
 
@@ -55,6 +59,14 @@ class CudaGraph:
         """Launches it; nobody waits."""
         self._graph.replay()
         return self._results
+
+
+def _end_recording(device: torch.device, pool: Any) -> None:
+    """Torch up to 2.12 never ends one that CUDA gave up: from then on `empty_cache` raises, and memory that two streams
+    used is never free again. Newer ones have ended it by now, and say so."""
+    with suppress(AttributeError, RuntimeError):
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+        torch._C._cuda_releasePool(device.index, pool)
 
 
 class Size(NamedTuple):

@@ -36,7 +36,7 @@ class MixedHead(torch.nn.Module):
         rows = hidden.to(self.weight.dtype).flatten(0, -2)
         logits: torch.Tensor = torch.mm(rows, self.weight.T, out_dtype=torch.float32)
         logits = logits if self.bias is None else logits + self.bias
-        return logits.view(*hidden.shape[:-1], -1)
+        return logits.view(*hidden.shape[:-1], len(self.weight))  # of no rows torch could not tell
 
 
 class Float32Head(torch.nn.Module):

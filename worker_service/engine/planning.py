@@ -95,8 +95,9 @@ class Planner:
         ]
         # One whose grammar is still being compiled is waited for only where there is nothing else to do.
         able = [(run, request) for run, request in able if request.ready] or able
+        first = {run.request_id for run, _ in able[:slots]}  # they are tried in any case: who yielded, too
         for run, request in self._in_order(able, slots):
-            if len(work) == slots or len(skipped) == slots:
+            if len(work) == slots or (len(skipped) >= slots and request.id not in first):
                 break
             if request.error or request.remaining_tokens <= 0:
                 over.append(request)
@@ -115,7 +116,8 @@ class Planner:
             if prefill or not request.num_uncomputed:
                 budget -= prefill
                 work.append(self._work(request, run, prefill, room))
-        waiting = self._ready_first.ran([one.request.id for one in work], [request.id for _, request in able])
+        untried = [request.id for _, request in able if request not in over and request not in skipped]
+        waiting = self._ready_first.ran([one.request.id for one in work], untried)
         return StepPlan(work, over, skipped, [requests[id] for id in waiting])
 
     def _in_order(self, able: list[tuple[Run, EngineRequest]], slots: int) -> list[tuple[Run, EngineRequest]]:

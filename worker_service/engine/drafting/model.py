@@ -50,6 +50,7 @@ class ModelDrafter(Drafter):
         budget = _CATCH_UP_TOKENS
         ready: list[Ask] = []
         sequences: list[InputSequence] = []
+        computed: list[tuple[KV, Sequence[int]]] = []
         for ask in asks:
             state = self._states[ask.request_id]
             missing = ask.tokens[state.length : state.length + budget]
@@ -64,11 +65,14 @@ class ModelDrafter(Drafter):
             state.kv.truncate(state.length + len(missing))
             sequences.append(InputSequence(state.kv, state.length, missing, len(missing) - complete))
             state.length += len(missing)
-            state.kv.publish(ask.tokens)  # it is computed before another request looks for it
+            computed.append((state.kv, ask.tokens))
             if complete:
                 ready.append(ask)
         while sequences:
             logits = self._model.forward(sequences).logits
+            while computed:  # not before: a pass may fail
+                kv, tokens = computed.pop()
+                kv.publish(tokens)
             for ask, token in zip(ready, logits.argmax(-1).tolist(), strict=True):
                 drafts[ask.request_id].append(token)
             ready = [ask for ask in ready if len(drafts[ask.request_id]) < ask.draft_len]
