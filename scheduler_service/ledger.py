@@ -35,7 +35,7 @@ class Ledger:
         self._orphans: dict[str, float] = {}  # live requests that no gateway wants, and since when; the longest first
         # Follows of requests that recovery is still to read: offset, gateway, most tokens.
         self._early: dict[str, list[tuple[int, GatewayOutbox, int]]] = {}
-        self._ended: dict[str, tuple[float, Tracked]] = {}  # and when each ended, the earliest first
+        self._ended: dict[str, Tracked] = {}  # the one that ended first is the first
 
     def adopt(self, stored: Stored) -> None:
         """A live request that an earlier leader left."""
@@ -121,7 +121,7 @@ class Ledger:
         return id in self.live or id in self._ended
 
     def _known(self, id: str) -> Tracked | None:
-        return self.live.get(id) or (self._ended[id][1] if id in self._ended else None)
+        return self.live.get(id) or self._ended.get(id)
 
     async def _replay(
         self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int, *, waits: bool = True
@@ -174,7 +174,7 @@ class Ledger:
             raise lost(id, found)
         if found is not None or id not in self._ended:
             return found
-        whole = self._ended[id][1].whole()
+        whole = self._ended[id].whole()
         return Stored(whole.record, whole.submit or b"", whole.log, whole.ending)
 
     def concerns(self, write: Write) -> bool:
@@ -202,17 +202,16 @@ class Ledger:
                 self._relay(id, tracked, write)
         self._turns.take(count % TOLD_AT_ONCE * DURABLE // TOLD_AT_ONCE)
         oldest = self._passed_s - ENDED_KEPT_S
-        while self._ended and (first := next(iter(self._ended.items())))[1][0] < oldest:
-            del self._ended[first[0]]
+        while self._ended and self._ended[first := next(iter(self._ended))].ended_s < oldest:
+            del self._ended[first]
 
     def everything(self) -> Iterator[Write]:
         """All that the store has acknowledged and may have lost, each request whole. To be read to its end before the
         next writes are said to be durable."""
-        ended = {id: tracked for id, (_, tracked) in self._ended.items()}
         live = {id: tracked for id, tracked in self.live.items() if tracked.stored}
         # If an id is both, the live one counts: the store had forgotten the one that ended. One that is not stored yet
         # does not count: it is perhaps the ended request, sent again.
-        for tracked in (ended | live).values():
+        for tracked in (self._ended | live).values():
             yield tracked.whole()
 
     def _relay(self, id: str, tracked: Tracked, write: Write) -> None:
@@ -228,11 +227,11 @@ class Ledger:
                     outbox.ending(id, write.record.emitted, write.ending)
         tracked.record = write.record
         if write.ending is not None:
-            tracked.ending = write.ending
+            tracked.ending, tracked.ended_s = write.ending, self._passed_s
             tracked.output = []
             self._remove(id, tracked)
             self._ended.pop(id, None)
-            self._ended[id] = (self._passed_s, tracked)
+            self._ended[id] = tracked
 
     def _relay_rounds(self, id: str, tracked: Tracked, write: Write) -> None:
         at, size = 0, len(write.log)
