@@ -203,7 +203,8 @@ class Leader:
 
     async def run(self) -> None:
         """Until cancelled. Raises Fenced, HigherEpoch."""
-        await first_of(lambda: self.persisting, self._tick, self.learning.run, self.recovery.run, self.comparing.run)
+        parts = self.ledger.answer_again, self.recovery.run, self.learning.run, self.comparing.run
+        await first_of(lambda: self.persisting, self._tick, *parts)
 
     async def _tick(self) -> None:
         """End requests past their deadline, and those that no gateway wants; give up hung workers. Time is counted in

@@ -135,7 +135,7 @@ class Requests:
 
     def needs_store(self, id: str) -> bool:
         """Whether to follow this request the store has to be asked."""
-        return not self._ledger.knows(id) and id not in self._recovery.unread
+        return self._ledger.known(id) is None and id not in self._recovery.unread
 
     async def follow(self, follow: pb.Follow, outbox: GatewayOutbox) -> None:
         """Send all durable output from the offset on, then what comes. Raises StoreUnavailable."""
