@@ -303,5 +303,21 @@ class Streams(RuleBasedStateMachine):
                 assert known.ended or id in self.scheduler.cancelled
 
 
+def test_streams_of_a_request_that_cannot_be_looked_up_yet_ask_again_once_each() -> None:
+    """Each of them hears the refusals of all."""
+    streams = Streams()
+    for _ in range(4):
+        streams.submit("a", 1)
+    streams.all_goes_well()
+    streams.drop()
+    streams.end("a")
+    streams.change_mood(NotServing("later", retry_after_ms=500))
+    streams.connect()
+    for _ in range(4):
+        streams.all_goes_well()
+        streams.wait(5)
+    streams.teardown()
+
+
 TestStreams = Streams.TestCase
 TestStreams.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
