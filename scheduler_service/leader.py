@@ -88,6 +88,7 @@ class Leader:
         self.learning = Learning(settings.predictor, self.core, store, trainer)
         self.ledger = Ledger(store, drop=lambda id: self.durable.drop(id), turns=self.turns)
         self.recovery = Recovery(store, self._take, self.ledger.live.__contains__)
+        self.ledger.strays = self.recovery.again
         self.persister = Persister(store, settings.max_pending_steps, self.ledger, rewritten=self.recovery.again)
         self.event_log = EventLog(settings.event_log) if settings.event_log else None
         history = History()

@@ -32,6 +32,7 @@ class Ledger:
     def __init__(self, store: Store, drop: Callable[[str], None], turns: Turns | None = None) -> None:
         self.live: dict[str, Tracked] = {}
         self._store, self._drop_from_core = store, drop
+        self.strays: Callable[[], None] = lambda: None  # called when the store may have a live request that is not here
         self._turns = turns or Turns(UNITS)
         self._passed_s = 0.0  # as `orphans` is told: no clock that is set forth or back
         self._orphans: dict[str, float] = {}  # live requests that no gateway wants, and since when; the longest first
@@ -253,6 +254,7 @@ class Ledger:
             try:
                 earlier = await self._earlier(id, tracked.submit)
             except StoreUnavailable as error:
+                self.strays()
                 _refuse(id, tracked, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
             except RequestError as error:
                 _refuse(id, tracked, error)
@@ -268,7 +270,8 @@ class Ledger:
         if id in self._ended:
             earlier = self._ended[id]
         elif (stored := await self.stored(id)) is None or stored.ending is None:
-            raise NotServing(f"request {id} is just being written", retry_after_ms=100)
+            self.strays()  # one that went back has made it live, after the last look for such requests
+            raise NotServing(f"request {id} is being taken over", retry_after_ms=100)
         else:
             earlier = _tracked(stored)
         if not same(earlier.submit, submit):
