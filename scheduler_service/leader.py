@@ -172,6 +172,7 @@ class Leader:
             self.durable.restore(found)
             self.workers.call_for(id)
             self._other_model.restored(id, found.model)
+        self.requests.was_read(id)
         # The task that had it read may be cancelled. Gateways that followed the request before get their answers still.
         await asyncio.shield(self.ledger.was_read(id, found))
 

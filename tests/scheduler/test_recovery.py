@@ -31,6 +31,7 @@ from tests.scheduler.store.writes import record
 from tests.waiting import WAIT_S, until
 
 STOP, ERROR = types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_ERROR
+CANCELLED = types_pb.FINISH_REASON_CANCELLED
 DATA_LOSS = 15
 
 
@@ -213,6 +214,31 @@ async def test_what_the_store_may_not_set_aside_ends_no_service(
         await all_read(leader)
         assert isinstance(await store.get("a"), Unreadable)
     await old_rules.close()
+
+
+async def test_a_cancel_of_a_request_that_cannot_be_read_yet_cuts_no_link_and_counts_when_it_is_read(
+    store: RedisStore, redis_url: str, namespace: str
+) -> None:
+    class Away(RedisStore):
+        away = True
+
+        async def read(self, ids: Sequence[str]) -> list[Stored | Unreadable | None]:
+            if self.away and "b" in ids:
+                raise StoreUnavailable("away")
+            return await super().read(ids)
+
+    await leave(store, "a", "b")
+    away = Away(redis_url, namespace=namespace)
+    async with live(away) as (leader, _, gateway):
+        await gateway.follow("b")
+        await gateway.cancel("b")
+        await gateway.submit("new")
+        await gateway.until(lambda: "new" in gateway.accepted)
+        away.away = False
+        await gateway.until(lambda: "b" in gateway.endings)
+        assert gateway.endings["b"].finish_reason == CANCELLED
+        assert list(leader.core.fleet.entries) == ["a", "new"]
+    await away.close()
 
 
 async def test_a_request_that_a_store_made_live_again_goes_on_though_it_was_sent_again_meanwhile() -> None:
