@@ -66,11 +66,12 @@ class Link:
         self._log = structlog.get_logger()
 
     async def run(self) -> None:
-        """Keep the link until cancelled."""
+        """Keep the link until cancelled; then the clients of all streams are told."""
         try:
             await self.scheduler.run()
         finally:
             self._stop_countdown()
+            await self.give_up(unreachable())
 
     # Steps of the clients.
 
@@ -94,8 +95,7 @@ class Link:
 
     def wait(self, priority: int, gateways: int = 1) -> tuple[bool, float]:
         """How long a new request would wait, to be compared with other cells': whether no slot is vacant, and then the
-        seconds of work. What this gateway has sent since the scheduler spoke is counted, as if so many `gateways` had
-        sent as much. `priority`: the best is 0."""
+        seconds of work. What was sent since the scheduler spoke counts, as if by `gateways`. `priority`: 0 is best."""
         waits_s = self._load.backlog_s
         if priority >= len(waits_s):
             return True, float(len(self.feeds))
