@@ -145,7 +145,7 @@ class Ledger:
                 return end
             if count % AT_ONCE == 0:
                 await self._turns.room(REPEATED)
-            outbox.repeat(id, round)
+            outbox.round(id, round, counted=False)
             end = round.start + len(round.tokens)
         return tracked.log.tokens
 

@@ -20,7 +20,7 @@ from scheduler_service.config import Settings
 from scheduler_service.core.lifecycle import State
 from scheduler_service.leader import Leader
 from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, MAX_SENT_AGAIN, TOLD_AT_ONCE, Ledger
-from scheduler_service.outbox import GatewayOutbox
+from scheduler_service.outbox import MAX_PENDING, GatewayOutbox
 from scheduler_service.pace import REPEATED, UNITS, Lane, Turns, of_command
 from scheduler_service.persister import MAX_WRITES_PER_COMMIT
 from scheduler_service.round_log import MARK_EVERY
@@ -28,7 +28,7 @@ from scheduler_service.store import MemoryStore, Stored, Unreadable, Verdict, Wr
 from scheduler_service.store.rounds import LoggedRound, decode, encode
 from scheduler_service.tracked import Tracked
 from tests.scheduler.store.writes import record
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 LONG = UNITS * AT_ONCE  # rounds: they are repeated in several turns of the event loop
 
@@ -182,6 +182,19 @@ async def test_a_message_holds_fewer_rounds_the_more_they_tell_of_prompts() -> N
         sizes.append(message.ByteSize())
         rounds += len(message.deltas)
     assert max(sizes) < LINK_MESSAGE_BYTES / 2
+
+
+async def test_rounds_that_a_gateway_asked_for_again_cut_it_off_no_sooner() -> None:
+    book, outbox = Book(), GatewayOutbox()
+    await grow(book, "a", rounds=1)
+    for number in range(MAX_PENDING):
+        outbox.accepted(f"r{number}")
+    cut_off = asyncio.create_task(outbox.overflow())
+    await book.follow("a", 0, outbox)
+    await asyncio.sleep(0)
+    assert not cut_off.done()
+    outbox.accepted("one more")
+    await asyncio.wait_for(cut_off, WAIT_S)
 
 
 async def heard(outbox: GatewayOutbox) -> list[int]:
