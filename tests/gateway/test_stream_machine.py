@@ -196,7 +196,10 @@ class Streams(RuleBasedStateMachine):
 
     @rule(id=IDS)
     def another_gateway_takes_the_id(self, id: str) -> None:
-        self.scheduler.requests.setdefault(id, Request(submission(id, id == "b", 3), stored=True))
+        if id not in self.scheduler.requests:
+            self.scheduler.requests[id] = Request(submission(id, id == "b", 3), stored=True)
+            if id in self.owed:  # it was to end, and has been forgotten: this one is to run
+                self.owed[id] = None
 
     # ---- the connection, and what goes wrong ----
 
