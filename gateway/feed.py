@@ -73,6 +73,7 @@ class Feed:
         self.submit = submit
         self._deadline = time.monotonic() + submit.timeout_s if submit.HasField("timeout_s") else None
         self.link_number = link_number
+        self.asked_later = False  # it was refused for now, and is asked for again after a while
         self.life = Life.ACCEPTED if accepted else Life.SUBMITTED
         self.flow = Flow.FLOWING
         self.received = 0  # output tokens so far; a follow goes on from here

@@ -66,11 +66,12 @@ class Link:
         self._log = structlog.get_logger()
 
     async def run(self) -> None:
-        """Keep the link until cancelled."""
+        """Keep the link until cancelled; then the clients of all streams are told."""
         try:
             await self.scheduler.run()
         finally:
             self._stop_countdown()
+            await self.give_up(unreachable())
 
     # Steps of the clients.
 
@@ -94,8 +95,7 @@ class Link:
 
     def wait(self, priority: int, gateways: int = 1) -> tuple[bool, float]:
         """How long a new request would wait, to be compared with other cells': whether no slot is vacant, and then the
-        seconds of work. What this gateway has sent since the scheduler spoke is counted, as if so many `gateways` had
-        sent as much. `priority`: the best is 0."""
+        seconds of work. What was sent since the scheduler spoke counts, as if by `gateways`. `priority`: 0 is best."""
         waits_s = self._load.backlog_s
         if priority >= len(waits_s):
             return True, float(len(self.feeds))
@@ -191,8 +191,7 @@ class Link:
     def _introduce(self, feeds: Sequence[Feed]) -> None:
         """Their follows go in one message: a message for each would keep a new leader from its work."""
         said = [message for feed in feeds for message in feed.on(Event.LINK)]
-        follows = [message.follow for message in said if message.HasField("follow")]
-        if follows:
+        if follows := [message.follow for message in said if message.HasField("follow")]:
             for feed in feeds:
                 self._expect_jumps(feed)
             self.scheduler.send(gateway_link_pb2.FromGateway(follows=gateway_link_pb2.Follows(follow=follows)))
@@ -201,6 +200,7 @@ class Link:
                 self.scheduler.send(message)
 
     def _ask_again(self, feed: Feed) -> None:
+        feed.asked_later = False
         if feed.life.live:
             self._tell(feed, Event.LINK)
 
@@ -216,7 +216,6 @@ class Link:
     def _stop_countdown(self) -> None:
         if self._give_up is not None:
             self._give_up.cancel()
-            self._give_up = None
 
     # Messages from the scheduler.
 
@@ -262,8 +261,10 @@ class Link:
         error = from_code(refusal.code, refusal.message, round(refusal.retry_after_s * 1000))
         loop = asyncio.get_running_loop()
         if feed.link_number < self._link_number and isinstance(error, NotServing) and loop.time() < self._patient_until:
-            # A scheduler that has just started may still wait for its workers, or for its store.
-            loop.call_later(max(refusal.retry_after_s, BACKOFF_MIN_S), self._ask_again, feed)
+            # A new scheduler may still wait for its workers, or its store. Each stream hears what is told to others.
+            if not feed.asked_later:
+                feed.asked_later = True
+                loop.call_later(max(refusal.retry_after_s, BACKOFF_MIN_S), self._ask_again, feed)
         elif feed.life.accepted and isinstance(error, DuplicateRequest):
             self._tell(feed, Event.DISPLACE)
         else:

@@ -157,6 +157,8 @@ LIFE: Mapping[Life, LifeMoves] = {
     },
 }
 
+TOKENS = (Step.NEXT, Step.FILL, Step.AHEAD)
+
 FLOW: Mapping[Flow, FlowMoves] = {
     Flow.FLOWING: {
         Step.NEXT: (Flow.FLOWING, (Act.KEEP,)),
@@ -177,30 +179,19 @@ FLOW: Mapping[Flow, FlowMoves] = {
         Step.ASK: (Flow.FILLING, (Act.FOLLOW,)),
     },
     Flow.BEHIND: {
-        Step.NEXT: (Flow.BEHIND, ()),
-        Step.FILL: (Flow.BEHIND, ()),
-        Step.AHEAD: (Flow.BEHIND, ()),
+        **dict.fromkeys(TOKENS, (Flow.BEHIND, ())),
         Step.END: (Flow.BEHIND_ENDED, ()),
         Step.END_AHEAD: (Flow.BEHIND_ENDED, ()),
         Step.DRAINED: (Flow.FILLING, (Act.FOLLOW,)),
         Step.ASK: (Flow.BEHIND, (Act.FOLLOW_END,)),  # the scheduler must know that somebody waits
     },
     Flow.BEHIND_ENDED: {
-        Step.NEXT: (Flow.BEHIND_ENDED, ()),
-        Step.FILL: (Flow.BEHIND_ENDED, ()),
-        Step.AHEAD: (Flow.BEHIND_ENDED, ()),
-        Step.END: (Flow.BEHIND_ENDED, ()),
-        Step.END_AHEAD: (Flow.BEHIND_ENDED, ()),
+        **dict.fromkeys((*TOKENS, Step.END, Step.END_AHEAD), (Flow.BEHIND_ENDED, ())),
         Step.DRAINED: (Flow.FILLING, (Act.FOLLOW,)),
         Step.ASK: (Flow.BEHIND, (Act.FOLLOW_END,)),  # the scheduler may have lost the end, and compute it once more
     },
     Flow.LOST: {
-        Step.NEXT: (Flow.LOST, ()),
-        Step.FILL: (Flow.LOST, ()),
-        Step.AHEAD: (Flow.LOST, ()),
-        Step.END: (Flow.LOST, ()),
-        Step.END_AHEAD: (Flow.LOST, ()),
-        Step.DRAINED: (Flow.LOST, ()),
+        **dict.fromkeys((*TOKENS, Step.END, Step.END_AHEAD, Step.DRAINED), (Flow.LOST, ())),
         Step.ASK: (Flow.LOST, (Act.FOLLOW_END,)),
     },
 }

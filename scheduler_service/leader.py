@@ -88,6 +88,7 @@ class Leader:
         self.learning = Learning(settings.predictor, self.core, store, trainer)
         self.ledger = Ledger(store, drop=lambda id: self.durable.drop(id), turns=self.turns)
         self.recovery = Recovery(store, self._take, self.ledger.live.__contains__)
+        self.ledger.strays = self.recovery.again
         self.persister = Persister(store, settings.max_pending_steps, self.ledger, rewritten=self.recovery.again)
         self.event_log = EventLog(settings.event_log) if settings.event_log else None
         history = History()
@@ -171,6 +172,7 @@ class Leader:
             self.durable.restore(found)
             self.workers.call_for(id)
             self._other_model.restored(id, found.model)
+        self.requests.was_read(id)
         # The task that had it read may be cancelled. Gateways that followed the request before get their answers still.
         await asyncio.shield(self.ledger.was_read(id, found))
 
@@ -203,7 +205,8 @@ class Leader:
 
     async def run(self) -> None:
         """Until cancelled. Raises Fenced, HigherEpoch."""
-        await first_of(lambda: self.persisting, self._tick, self.learning.run, self.recovery.run, self.comparing.run)
+        parts = self.ledger.answer_again, self.recovery.run, self.learning.run, self.comparing.run
+        await first_of(lambda: self.persisting, self._tick, *parts)
 
     async def _tick(self) -> None:
         """End requests past their deadline, and those that no gateway wants; give up hung workers. Time is counted in

@@ -4,6 +4,7 @@ Nothing is planned here. Whatever goes through many requests, rounds or writes l
 what gateways ask for takes its part of a turn of the event loop (pace.py), however many gateways ask at once.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, takewhile
 
@@ -21,6 +22,7 @@ from scheduler_service.unreadable import Found, checked, lost
 
 ENDED_KEPT_S = 10.0  # longer than the time of which a store that syncs every second can lose the writes
 AT_ONCE = 32  # requests or rounds handled until other tasks run
+MAX_SENT_AGAIN = 256  # requests that were there before and wait for their answers; more are to come again
 TOLD_AT_ONCE = 96  # writes: fewer, and reports would come faster than they are told where workers fill every turn
 
 
@@ -30,20 +32,20 @@ class Ledger:
     def __init__(self, store: Store, drop: Callable[[str], None], turns: Turns | None = None) -> None:
         self.live: dict[str, Tracked] = {}
         self._store, self._drop_from_core = store, drop
+        self.strays: Callable[[], None] = lambda: None  # called when the store may have a live request that is not here
         self._turns = turns or Turns(UNITS)
         self._passed_s = 0.0  # as `orphans` is told: no clock that is set forth or back
         self._orphans: dict[str, float] = {}  # live requests that no gateway wants, and since when; the longest first
         # Follows of requests that recovery is still to read: offset, gateway, most tokens.
         self._early: dict[str, list[tuple[int, GatewayOutbox, int]]] = {}
-        self._ended: dict[str, tuple[float, Tracked]] = {}  # and when each ended, the earliest first
+        self._ended: dict[str, Tracked] = {}  # the one that ended first is the first
+        self._sent_again: asyncio.Queue[tuple[str, Tracked]] = asyncio.Queue(MAX_SENT_AGAIN)
 
     def adopt(self, stored: Stored) -> None:
         """A live request that an earlier leader left."""
-        submit = pb.Submit.FromString(stored.submit)
-        output = [token for round in decode(stored.log) for token in round.tokens]
-        log = RoundLog(stored.log)
-        self.live[submit.request_id] = Tracked(submit, stored.record, output, log=log, stored=True, model=stored.model)
-        self._orphan(submit.request_id)
+        tracked = self.live[id := stored.record.request.id] = _tracked(stored)
+        tracked.output += [token for round in decode(stored.log) for token in round.tokens]
+        self._orphan(id)
 
     # ---- who follows ----
 
@@ -85,15 +87,13 @@ class Ledger:
         it ends there, and the gateway follows again when it has room; 0: no bound. Raises StoreUnavailable if the
         request is not live, and the store has to be asked."""
         await self._turns.room(FOLLOW)
-        found = None if self._known(id) else checked(id, await self._store.get(id))
+        found = None if self.known(id) else checked(id, await self._store.get(id))
         await self._answer(id, found, offset, outbox, most)
 
     def follow_later(self, id: str, offset: int, outbox: GatewayOutbox, most: int = 0) -> None:
         """As `follow`, once recovery has read the request. When a leader takes over many follow at once, and none of
         them holds up the others."""
-        others = [
-            one for one in self._early.get(id, ()) if not one[1].gone
-        ]  # while the store hangs gateways come and go
+        others = [one for one in self._early.get(id, ()) if not one[1].gone]  # gateways come and go meanwhile
         self._early[id] = [*others, (offset, outbox, most)]
 
     async def was_read(self, id: str, found: Found) -> None:
@@ -105,7 +105,7 @@ class Ledger:
 
     async def _answer(self, id: str, found: Found, offset: int, outbox: GatewayOutbox, most: int) -> None:
         """`found`: in the store, if the request was not known here."""
-        if (tracked := self._known(id)) is not None:
+        if (tracked := self.known(id)) is not None:
             await self._replay(id, tracked, offset, outbox, most)
         elif found is None:
             outbox.refuse(id, _unknown(id))
@@ -114,26 +114,21 @@ class Ledger:
         elif found.ending is None:  # it became live, and ended, while we looked
             outbox.refuse(id, NotServing(f"request {id} is being taken over", retry_after_ms=100))
         else:
-            await self._replay(id, _ended(found), offset, outbox, most)
+            await self._replay(id, _tracked(found), offset, outbox, most)
 
-    def knows(self, id: str) -> bool:
-        """Whether the request is live, or ended just now."""
-        return id in self.live or id in self._ended
+    def known(self, id: str) -> Tracked | None:
+        """A request that is live, or ended just now."""
+        return self.live.get(id) or self._ended.get(id)
 
-    def _known(self, id: str) -> Tracked | None:
-        return self.live.get(id) or (self._ended[id][1] if id in self._ended else None)
-
-    async def _replay(
-        self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int, *, waits: bool = True
-    ) -> None:
+    async def _replay(self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int) -> None:
         """New rounds wait until the answer is whole, also for other streams of that gateway: in between they would look
-        there as if some had been left out. `waits`: for turns of the event loop."""
+        there as if some had been left out."""
         joined, new = tracked.followers.get(outbox, False), tracked.log.tokens
         if joined:
             tracked.followers[outbox] = False
-        end = await self._repeat(id, tracked, offset, outbox, most, waits=waits)
+        end = await self._repeat(id, tracked, offset, outbox, most)
         if joined and end < tracked.log.tokens:
-            await self._repeat(id, tracked, new, outbox, 0, waits=waits)
+            await self._repeat(id, tracked, new, outbox, 0)
         # From the last round to here nothing may wait.
         joined = joined or tracked.followers.get(outbox, False)  # another answer may have become whole meanwhile
         whole = joined or end == tracked.log.tokens
@@ -142,17 +137,15 @@ class Ledger:
         elif whole:
             outbox.ending(id, tracked.record.emitted, tracked.ending)
 
-    async def _repeat(
-        self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int, *, waits: bool
-    ) -> int:
+    async def _repeat(self, id: str, tracked: Tracked, offset: int, outbox: GatewayOutbox, most: int) -> int:
         """The rounds from that offset on, `most` tokens or somewhat more; returns up to which token."""
         end = offset
         for count, round in enumerate(tracked.log.since(offset)):
             if most and end >= offset + most:
                 return end
             if count % AT_ONCE == 0:
-                await (self._turns.room if waits else self._turns.pause)(REPEATED)
-            outbox.repeat(id, round)
+                await self._turns.room(REPEATED)
+            outbox.round(id, round, counted=False)
             end = round.start + len(round.tokens)
         return tracked.log.tokens
 
@@ -174,7 +167,7 @@ class Ledger:
             raise lost(id, found)
         if found is not None or id not in self._ended:
             return found
-        whole = self._ended[id][1].whole()
+        whole = self._ended[id].whole()
         return Stored(whole.record, whole.submit or b"", whole.log, whole.ending)
 
     def concerns(self, write: Write) -> bool:
@@ -195,24 +188,23 @@ class Ledger:
                 continue
             tracked = self.live[id := write.record.request.id]
             if verdict is Verdict.EXISTS:
-                await self._exists(id, tracked)
+                self._exists(id, tracked)
             elif write.brief:
                 self._relay_rounds(id, tracked, write)
             else:
                 self._relay(id, tracked, write)
         self._turns.take(count % TOLD_AT_ONCE * DURABLE // TOLD_AT_ONCE)
         oldest = self._passed_s - ENDED_KEPT_S
-        while self._ended and (first := next(iter(self._ended.items())))[1][0] < oldest:
-            del self._ended[first[0]]
+        while self._ended and self._ended[first := next(iter(self._ended))].ended_s < oldest:
+            del self._ended[first]
 
     def everything(self) -> Iterator[Write]:
         """All that the store has acknowledged and may have lost, each request whole. To be read to its end before the
         next writes are said to be durable."""
-        ended = {id: tracked for id, (_, tracked) in self._ended.items()}
         live = {id: tracked for id, tracked in self.live.items() if tracked.stored}
         # If an id is both, the live one counts: the store had forgotten the one that ended. One that is not stored yet
         # does not count: it is perhaps the ended request, sent again.
-        for tracked in (ended | live).values():
+        for tracked in (self._ended | live).values():
             yield tracked.whole()
 
     def _relay(self, id: str, tracked: Tracked, write: Write) -> None:
@@ -228,11 +220,11 @@ class Ledger:
                     outbox.ending(id, write.record.emitted, write.ending)
         tracked.record = write.record
         if write.ending is not None:
-            tracked.ending = write.ending
+            tracked.ending, tracked.ended_s = write.ending, self._passed_s
             tracked.output = []
             self._remove(id, tracked)
             self._ended.pop(id, None)
-            self._ended[id] = (self._passed_s, tracked)
+            self._ended[id] = tracked
 
     def _relay_rounds(self, id: str, tracked: Tracked, write: Write) -> None:
         at, size = 0, len(write.log)
@@ -244,34 +236,47 @@ class Ledger:
                 if joined:
                     outbox.round(id, round, write.ending if at == size else None)
 
-    async def _exists(self, id: str, tracked: Tracked) -> None:
-        """A request of that id ended before this one came. If it is the same one, it was sent again because its answer
-        was lost."""
-        try:
-            stored = checked(id, await self._store.get(id))
-        except StoreUnavailable as error:
-            self._withdraw(id, tracked, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
-            return
-        if isinstance(stored, Unreadable):
-            self._withdraw(id, tracked, lost(id, stored))
-        elif stored is None or stored.ending is None:
-            self._withdraw(id, tracked, NotServing(f"request {id} is just being written", retry_after_ms=100))
-        elif not same(pb.Submit.FromString(stored.submit), tracked.submit):
-            self._withdraw(id, tracked, DuplicateRequest(f"request_id: {id} was used before"))
-        else:
-            self._drop(id, tracked)
-            for outbox in list(tracked.followers):
-                outbox.accepted(id)
-                await self._replay(id, _ended(stored), 0, outbox, most=0, waits=False)  # a commit is under way
-
-    def _withdraw(self, id: str, tracked: Tracked, error: RequestError) -> None:
-        self._drop(id, tracked)
-        for outbox in tracked.followers:
-            outbox.refuse(id, error)
-
-    def _drop(self, id: str, tracked: Tracked) -> None:
+    def _exists(self, id: str, tracked: Tracked) -> None:
+        """A request of that id was there before this one came. It is looked at beside the commits: neither a store that
+        hangs nor long answers hold them up."""
         self._remove(id, tracked)
         self._drop_from_core(id)
+        try:
+            self._sent_again.put_nowait((id, tracked))
+        except asyncio.QueueFull:
+            _refuse(id, tracked, NotServing("too many wait for the store", retry_after_ms=1000))
+
+    async def answer_again(self) -> None:
+        """Tell those who sent an ended request again, since its answer was lost, until cancelled."""
+        while True:
+            id, tracked = await self._sent_again.get()
+            await self._turns.room(FOLLOW)
+            try:
+                earlier = await self._earlier(id, tracked.submit)
+            except StoreUnavailable as error:
+                self.strays()
+                _refuse(id, tracked, NotServing(f"the store cannot be reached: {error}", retry_after_ms=1000))
+            except RequestError as error:
+                _refuse(id, tracked, error)
+            else:
+                for outbox in tracked.followers:
+                    if not outbox.gone:
+                        outbox.accepted(id)
+                        await self._replay(id, earlier, 0, outbox, most=0)
+
+    async def _earlier(self, id: str, submit: pb.Submit) -> Tracked:
+        """The request that had this id, and has ended. Raises StoreUnavailable; Lost; DuplicateRequest if it was
+        another one; NotServing if it has not ended."""
+        if id in self._ended:
+            earlier = self._ended[id]
+        elif (stored := await self.stored(id)) is None or stored.ending is None:
+            self.strays()  # one that went back has made it live, after the last look for such requests
+            raise NotServing(f"request {id} is being taken over", retry_after_ms=100)
+        else:
+            earlier = _tracked(stored)
+        if not same(earlier.submit, submit):
+            raise DuplicateRequest(f"request_id: {id} was used before")
+        return earlier
 
     def _remove(self, id: str, tracked: Tracked) -> None:
         """It is live no longer."""
@@ -281,10 +286,15 @@ class Ledger:
             outbox.follows.discard(id)
 
 
-def _ended(stored: Stored) -> Tracked:
-    """A request that ended some time ago. What was submitted does not matter any more."""
-    return Tracked(pb.Submit(), stored.record, log=RoundLog(stored.log), ending=stored.ending)
+def _tracked(stored: Stored) -> Tracked:
+    submit, log = pb.Submit.FromString(stored.submit), RoundLog(stored.log)
+    return Tracked(submit, stored.record, log=log, ending=stored.ending, stored=True, model=stored.model)
 
 
 def _unknown(id: str) -> UnknownRequest:
     return UnknownRequest(f"request {id} is unknown, or ended too long ago")
+
+
+def _refuse(id: str, tracked: Tracked, error: RequestError) -> None:
+    for outbox in tracked.followers:
+        outbox.refuse(id, error)

@@ -44,9 +44,10 @@ class GatewayOutbox:
             request_id=id, code=error.code.value[0], message=error.message, retry_after_s=error.retry_after_ms / 1000
         )
 
-    def round(self, id: str, round: LoggedRound, ending: bytes | None = None) -> None:
-        """A round that is durable now. `ending`: a serialized Ending, if it was the last one."""
-        delta = self._put(1 + len(round.logprobs) // ITEM_BYTES).deltas.add()
+    def round(self, id: str, round: LoggedRound, ending: bytes | None = None, *, counted: bool = True) -> None:
+        """A round that is durable now. `ending`: a serialized Ending, if it was the last one. `counted`: as one of
+        MAX_PENDING, which is not for rounds that the gateway asked for again."""
+        delta = self._put(1 + len(round.logprobs) // ITEM_BYTES, counted).deltas.add()
         delta.request_id = id  # one by one: arguments of `add` cost more, and this is done for every row
         delta.start = round.start
         delta.tokens.extend(round.tokens)
@@ -57,12 +58,6 @@ class GatewayOutbox:
         if ending is not None:
             delta.ending.MergeFromString(ending)
             self.follows.discard(id)
-
-    def repeat(self, id: str, round: LoggedRound) -> None:
-        """A round that the gateway asked for again: it does not count towards MAX_PENDING."""
-        before = self._pending
-        self.round(id, round)
-        self._pending = before
 
     def ending(self, id: str, start: int, ending: bytes) -> None:
         """Without tokens. `start`: all tokens of the output."""
@@ -93,8 +88,8 @@ class GatewayOutbox:
         self._sent = told
         return model
 
-    def _put(self, items: int = 1) -> pb.ToGateway:
-        self._pending += items
+    def _put(self, items: int = 1, counted: bool = True) -> pb.ToGateway:
+        self._pending += items * counted
         if self._pending > MAX_PENDING:
             self._overflowed.set()
         self.filled.set()

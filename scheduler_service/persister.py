@@ -17,7 +17,6 @@ from scheduler_service.store import (
     StoreFull,
     StoreRefuses,
     StoreUnavailable,
-    TooFewReplicas,
     Verdict,
     Write,
 )
@@ -153,8 +152,8 @@ class Persister:
                 return verdicts
             except StoreUnavailable as error:
                 structlog.get_logger().warning("store_unavailable", error=str(error))
-                if isinstance(error, StoreRefuses) and not isinstance(error, TooFewReplicas):
-                    self._answered_at = clock()  # too few replicas are also what a primary has that is cut off itself
+                if error.answered:
+                    self._answered_at = clock()
                 refused_s = refused_s + clock() - began + wait_s if isinstance(error, StoreRefuses) else 0.0
                 if refused_s >= REFUSED_S and not self.refusal:
                     self.refusal = str(error)

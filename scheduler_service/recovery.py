@@ -24,7 +24,7 @@ class Recovery:
         self.unread: dict[str, None] = {}  # ids, the best claim first
         self._store, self._take, self._known = store, take, known
         self._epoch = 0
-        self._rolled_back = False
+        self._rolled_back = 0  # times, since the index was read
         self._due = asyncio.Event()
         self._log = structlog.get_logger()
 
@@ -42,7 +42,7 @@ class Recovery:
 
     def again(self) -> None:
         """The store went back in time. Requests that ended since may be live there, and nobody here remembers them."""
-        self._rolled_back = True
+        self._rolled_back += 1
         self._due.set()
 
     async def run(self) -> None:
@@ -51,10 +51,10 @@ class Recovery:
             await self._due.wait()
             self._due.clear()
             try:
-                if self._rolled_back:
+                if times := self._rolled_back:
                     index = await self._store.index()
                     self.unread |= {id: None for ids in index for id in ids if not self._known(id)}
-                    self._rolled_back = False
+                    self._rolled_back -= times  # it may go back again while it is asked
                 waiting = len(self.unread)
                 while self.unread:  # it shrinks meanwhile: requests are also read when somebody asks for them
                     await self.fetch(list(islice(self.unread, CHUNK)))

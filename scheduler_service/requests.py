@@ -46,6 +46,7 @@ class Requests:
         self._durable, self._core, self._workers = durable, durable.core, workers
         self._ledger, self._persister, self._recovery = ledger, persister, recovery
         self._counters, self._outboxes, self._event_log = counters, outboxes, event_log
+        self._cancelled: set[str] = set()  # requests that are to end, and that recovery is still to read
         self._retries = Retries()
         self._own_lines: dict[str, Retries] = {}  # by tenant; the one that was refused last is the last
         file = settings.tenants
@@ -135,7 +136,7 @@ class Requests:
 
     def needs_store(self, id: str) -> bool:
         """Whether to follow this request the store has to be asked."""
-        return not self._ledger.knows(id) and id not in self._recovery.unread
+        return self._ledger.known(id) is None and id not in self._recovery.unread
 
     async def follow(self, follow: pb.Follow, outbox: GatewayOutbox) -> None:
         """Send all durable output from the offset on, then what comes. Raises StoreUnavailable."""
@@ -149,7 +150,15 @@ class Requests:
         await self._recovery.fetch([id])
         return await self._ledger.submission(id)
 
-    async def cancel(self, id: str) -> None:
-        """End a live request at once. Raises StoreUnavailable."""
-        await self._recovery.fetch([id])
-        self._durable.apply(Cancelled(id))
+    def cancel(self, id: str) -> None:
+        """End a live request: at once, or as soon as it was read."""
+        if id in self._recovery.unread:
+            self._cancelled.add(id)
+        else:
+            self._durable.apply(Cancelled(id))
+
+    def was_read(self, id: str) -> None:
+        """Recovery has read this request."""
+        if id in self._cancelled:
+            self._cancelled.remove(id)
+            self._durable.apply(Cancelled(id))

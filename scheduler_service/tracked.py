@@ -25,6 +25,7 @@ class Tracked:
     rounds: list[tuple[LoggedRound, bytes]] = field(default_factory=list)  # on their way to the store, and as stored
     log: RoundLog = field(default_factory=RoundLog)
     ending: bytes | None = None
+    ended_s: float = 0.0  # when that became durable, by the ledger's own time
     stored: bool = False  # its first write is durable
     model: str = ""  # as in store.Write
     # The gateways that want its output. False: one that is behind, and follows again when it has room.

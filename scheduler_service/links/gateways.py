@@ -137,10 +137,7 @@ async def _read(
                     await _follow(leader, follow, outbox, look_ups)
             case "cancel":
                 await leader.turns.room(CANCEL)
-                try:
-                    await leader.requests.cancel(message.cancel.request_id)
-                except StoreUnavailable as error:
-                    raise _away(error) from error  # the next link says it again
+                leader.requests.cancel(message.cancel.request_id)
 
 
 async def _follow(leader: Leader, follow: pb.Follow, outbox: GatewayOutbox, look_ups: asyncio.Queue[pb.Follow]) -> None:

@@ -35,6 +35,7 @@ class WorkerLink(rpc.WorkerLinkServicer):
             leader = self._leads()
             apart = leader.apart
             session = await leader.attach(hello, partial(_tokenizer, hello.tokenizer_bytes, context))
+            session.sent_away = apart.is_set()  # while it attached: the store may have kept it waiting
         except RequestError as error:
             self._log.warning("worker_refused", reason=error.message)
             await abort(context, error)

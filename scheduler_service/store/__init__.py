@@ -7,6 +7,7 @@ from scheduler_service.store.port import (
     LostWrites,
     Pulse,
     Store,
+    StoreBusy,
     Stored,
     StoreFull,
     StoreRefuses,
@@ -20,6 +21,6 @@ from scheduler_service.store.port import (
 from scheduler_service.store.redis import RedisStore
 
 __all__ = [
-    "Fenced", "Index", "LostWrites", "MemoryStore", "Pulse", "RedisStore", "Store", "StoreFull", "StoreRefuses",
-    "StoreUnavailable", "Stored", "TooFewReplicas", "Unreadable", "Verdict", "Write", "WrongType",
+    "Fenced", "Index", "LostWrites", "MemoryStore", "Pulse", "RedisStore", "Store", "StoreBusy", "StoreFull",
+    "StoreRefuses", "StoreUnavailable", "Stored", "TooFewReplicas", "Unreadable", "Verdict", "Write", "WrongType",
 ]  # fmt: skip

@@ -15,6 +15,8 @@ class StoreUnavailable(Exception):
     """The store did not answer, or cannot do it now. Whether a write happened is unknown; the same call may succeed
     later."""
 
+    answered = False  # whether the server said so that is to be written to; else another leader may have found it
+
 
 class LostWrites(StoreUnavailable):
     """The store came back without something that it had acknowledged. It accepts no commit until `rewrite` has given
@@ -26,9 +28,17 @@ class StoreFull(StoreUnavailable):
     over and takes commits without writes."""
 
 
+class StoreBusy(StoreUnavailable):
+    """The store said that it cannot do it now: it runs a long script, or cannot write its disk."""
+
+    answered = True
+
+
 class StoreRefuses(StoreUnavailable):
     """The store refused for a reason that waiting does not mend: a password, a permission, a key of the wrong type, a
     script that fails. A person has to mend it; then the same call succeeds."""
+
+    answered = True
 
 
 class WrongType(StoreRefuses):
@@ -39,6 +49,8 @@ class WrongType(StoreRefuses):
 class TooFewReplicas(StoreRefuses):
     """Not as many replicas as were asked for have the commit. It may be written, but does not count before they have.
     Nobody but a person may be able to bring them back."""
+
+    answered = False  # so does a primary that is cut off itself
 
 
 class Fenced(Exception):

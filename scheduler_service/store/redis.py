@@ -17,6 +17,7 @@ from scheduler_service.store.port import (
     Index,
     LostWrites,
     Pulse,
+    StoreBusy,
     Stored,
     StoreFull,
     StoreRefuses,
@@ -29,10 +30,10 @@ from scheduler_service.store.port import (
 )
 
 UNREADABLE_KEPT_S = 7 * 86_400  # how long an unreadable request is kept, for a person to look at
-# Error answers that may pass by themselves: Redis fails over, runs a long script, or cannot write its disk. All
-# others need a person.
-PASSING = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MISCONF")
-DEMOTED = ("READONLY", "MASTERDOWN")  # of these, those that another server would not give
+# Error answers that may pass by themselves; all others need a person.
+DEMOTED = ("READONLY", "MASTERDOWN")  # another server would not give these
+FAILING_OVER = (*DEMOTED, "CLUSTERDOWN")
+BUSY = ("BUSY", "MISCONF", "TRYAGAIN")  # it runs a long script, cannot write its disk, or moves keys
 # For replicas, each time that they are asked. A leader that asks again every so often shows its standby that it lives:
 # with the pause in between it is less than the least `lease_s` that anybody should use.
 REPLICAS_MS = 250
@@ -286,7 +287,9 @@ async def _told(call: Awaitable[Any], key: str) -> Any:
             raise TooFewReplicas(text) from error
         if text.startswith("WRONGTYPE"):
             raise WrongType(f"rename or delete what this needs, and start again: {text}{key and ': '}{key}") from error
-        raise (StoreUnavailable if text.startswith(PASSING) else StoreRefuses)(text) from error
+        if text.startswith(BUSY):
+            raise StoreBusy(text) from error
+        raise (StoreUnavailable if text.startswith(FAILING_OVER) else StoreRefuses)(text) from error
     except (RedisError, OSError, TimeoutError) as error:
         signed_in = not isinstance(error.__cause__, AuthenticationError)  # redis-py wraps those of a new connection
         raise (StoreUnavailable if signed_in else StoreRefuses)(str(error) or type(error).__name__) from error

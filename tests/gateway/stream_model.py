@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gateway.feed import Feed
-from protos.errors import DuplicateRequest, RequestError, UnknownRequest
+from protos.errors import DuplicateRequest, NotServing, RequestError, UnknownRequest
 from protos.idempotence import content
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import types_pb2
@@ -36,7 +36,8 @@ class Scheduler:
         self.cancelled: set[str] = set()
         self.unheard: list[pb.FromGateway] = []
         self.unsaid: list[pb.ToGateway] = []
-        self.mood: RequestError | None = None  # what new submissions are refused with
+        # What new submissions are refused with; NotServing: also requests that it would have to look up in its store.
+        self.mood: RequestError | None = None
 
     def hear(self) -> None:
         message = self.unheard.pop(0)
@@ -55,7 +56,7 @@ class Scheduler:
 
     def _submitted(self, submit: pb.Submit) -> None:
         known = self.requests.get(submit.request_id)
-        if known is None and self.mood is not None:
+        if self.mood is not None and (known is None or self._away(known)):
             self._refuse(submit.request_id, self.mood)
         elif known is None:
             self.requests[submit.request_id] = Request(submit, followed=True)
@@ -67,6 +68,9 @@ class Scheduler:
                 self.unsaid.append(pb.ToGateway(accepted=[submit.request_id]))
             self._followed(pb.Follow(request_id=submit.request_id))
 
+    def _away(self, known: Request) -> bool:
+        return known.ended and isinstance(self.mood, NotServing)
+
     def _refuse(self, id: str, error: RequestError) -> None:
         refusal = pb.Refusal(request_id=id, code=error.code.value[0], retry_after_s=error.retry_after_ms / 1000)
         self.unsaid.append(pb.ToGateway(refusals=[refusal]))
@@ -74,6 +78,9 @@ class Scheduler:
     def _followed(self, follow: pb.Follow) -> None:
         if (known := self.requests.get(follow.request_id)) is None:
             self._refuse(follow.request_id, UnknownRequest("unknown"))
+            return
+        if self.mood is not None and self._away(known):
+            self._refuse(follow.request_id, self.mood)
             return
         start = 0
         for tokens in known.rounds:

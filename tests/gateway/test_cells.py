@@ -8,17 +8,20 @@ from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import httpx2
 import pytest
 
+from gateway import link as gateway_link
 from gateway.app import Gateway
 from gateway.cell_file import Cell, read_cells
 from laps_sd.client import AsyncClient, BadInput, NotServing, UnknownRequest
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.oip import inference_pb2 as oip
 from protos.oip import inference_pb2_grpc
+from protos.tls import Tls
 from protos.v1 import status_pb2 as status_pb
 from tests.gateway.harness import Link, Scheduler, ending, gateway, ids, model_info
 from tests.gateway.test_cell_file import router, write
@@ -264,6 +267,28 @@ async def test_a_dead_cell_that_is_listed_no_more_is_forgotten(tmp_path: Path) -
             return list(made.gateways[0].cells.links) == ["a"]
 
         await until(forgotten)
+
+
+async def test_a_stream_that_begins_as_its_cell_is_left_is_told_so() -> None:
+    """Which cell it goes to was chosen before."""
+    cell = Scheduler()
+    await cell.start()
+    link = gateway_link.Link(
+        [f"127.0.0.1:{cell.port}"], Tls(), max_requests=1, reconnect_timeout_s=9, rpc_timeout_s=1, on_ready=AsyncMock()
+    )
+    running = asyncio.create_task(link.run())
+
+    async def up() -> bool:
+        return link.scheduler.up
+
+    await until(up)
+    running.cancel()
+    feed = link.submit(pb.Submit(request_id="a"))
+    await asyncio.wait([running])
+    assert not link.feeds
+    with pytest.raises(NotServing):
+        await feed.until_accepted()
+    await cell.stop()
 
 
 async def test_a_cell_drains_while_gateways_serve(tmp_path: Path) -> None:

@@ -196,7 +196,10 @@ class Streams(RuleBasedStateMachine):
 
     @rule(id=IDS)
     def another_gateway_takes_the_id(self, id: str) -> None:
-        self.scheduler.requests.setdefault(id, Request(submission(id, id == "b", 3), stored=True))
+        if id not in self.scheduler.requests:
+            self.scheduler.requests[id] = Request(submission(id, id == "b", 3), stored=True)
+            if id in self.owed:  # it was to end, and has been forgotten: this one is to run
+                self.owed[id] = None
 
     # ---- the connection, and what goes wrong ----
 
@@ -301,6 +304,22 @@ class Streams(RuleBasedStateMachine):
             known = self.scheduler.requests.get(id)
             if known is not None and content(known.submit) == owed:
                 assert known.ended or id in self.scheduler.cancelled
+
+
+def test_streams_of_a_request_that_cannot_be_looked_up_yet_ask_again_once_each() -> None:
+    """Each of them hears the refusals of all."""
+    streams = Streams()
+    for _ in range(4):
+        streams.submit("a", 1)
+    streams.all_goes_well()
+    streams.drop()
+    streams.end("a")
+    streams.change_mood(NotServing("later", retry_after_ms=500))
+    streams.connect()
+    for _ in range(4):
+        streams.all_goes_well()
+        streams.wait(5)
+    streams.teardown()
 
 
 TestStreams = Streams.TestCase

@@ -19,15 +19,16 @@ from scheduler_service.clock import SteadyClock
 from scheduler_service.config import Settings
 from scheduler_service.core.lifecycle import State
 from scheduler_service.leader import Leader
-from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, TOLD_AT_ONCE, Ledger
-from scheduler_service.outbox import GatewayOutbox
+from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, MAX_SENT_AGAIN, TOLD_AT_ONCE, Ledger
+from scheduler_service.outbox import MAX_PENDING, GatewayOutbox
 from scheduler_service.pace import REPEATED, UNITS, Lane, Turns, of_command
 from scheduler_service.persister import MAX_WRITES_PER_COMMIT
 from scheduler_service.round_log import MARK_EVERY
-from scheduler_service.store import MemoryStore, Stored, Verdict, Write
+from scheduler_service.store import MemoryStore, Stored, Unreadable, Verdict, Write
 from scheduler_service.store.rounds import LoggedRound, decode, encode
 from scheduler_service.tracked import Tracked
 from tests.scheduler.store.writes import record
+from tests.waiting import WAIT_S, until
 
 LONG = UNITS * AT_ONCE  # rounds: they are repeated in several turns of the event loop
 
@@ -183,6 +184,19 @@ async def test_a_message_holds_fewer_rounds_the_more_they_tell_of_prompts() -> N
     assert max(sizes) < LINK_MESSAGE_BYTES / 2
 
 
+async def test_rounds_that_a_gateway_asked_for_again_cut_it_off_no_sooner() -> None:
+    book, outbox = Book(), GatewayOutbox()
+    await grow(book, "a", rounds=1)
+    for number in range(MAX_PENDING):
+        outbox.accepted(f"r{number}")
+    cut_off = asyncio.create_task(outbox.overflow())
+    await book.follow("a", 0, outbox)
+    await asyncio.sleep(0)
+    assert not cut_off.done()
+    outbox.accepted("one more")
+    await asyncio.wait_for(cut_off, WAIT_S)
+
+
 async def heard(outbox: GatewayOutbox) -> list[int]:
     return [token for delta in outbox.take().deltas for token in delta.tokens]
 
@@ -233,28 +247,54 @@ async def follow_all(book: Book, outbox: GatewayOutbox) -> None:
         await book.follow(id, 0, outbox)
 
 
-async def test_an_answer_that_is_told_again_keeps_no_commit_waiting_however_much_gateways_ask_for() -> None:
-    """A request was sent again after its end, because its answer was lost."""
-    store, turns, outbox = MemoryStore(), Turns(UNITS), GatewayOutbox()
-    ledger, submit = Ledger(store, lambda id: None, turns), pb.Submit(request_id="a", prompt=[1] * 4)
-    ended = record("a", emitted=LONG, state=State.FINISHED)
-    log = b"".join(encode([token], 0, 0) for token in range(LONG))
-    store.requests["a"] = Stored(ended, submit.SerializeToString(), log, b"")
-    ledger.live["a"] = Tracked(submit, record("a"))
-    ledger.join("a", outbox)
+class Hanging(MemoryStore):
+    """Says what it has once it is told to."""
 
-    async def gateway() -> None:
-        while True:
-            await turns.room(UNITS)
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
 
-    gateways = [asyncio.create_task(gateway()) for _ in range(32)]
-    telling = asyncio.create_task(ledger.durable([(Write(record("a")), Verdict.EXISTS)]))
-    for _ in range(LONG // AT_ONCE + 9):
-        await asyncio.sleep(0)
+    async def get(self, id: str) -> Stored | Unreadable | None:
+        await self.answers.wait()
+        return await super().get(id)
+
+
+def sent_again(ledger: Ledger, id: str, outbox: GatewayOutbox) -> tuple[Write, Verdict]:
+    """The store says that there was such a request before."""
+    ledger.live[id] = Tracked(pb.Submit(request_id=id, prompt=[1] * 4), record(id))
+    ledger.join(id, outbox)
+    return Write(record(id)), Verdict.EXISTS
+
+
+async def test_an_answer_that_is_told_again_keeps_no_commit_waiting() -> None:
+    """However long it is, and though the store hangs."""
+    store, outbox = Hanging(), GatewayOutbox()
+    ledger = Ledger(store, lambda id: None, Turns(UNITS))
+    telling = asyncio.create_task(ledger.durable([sent_again(ledger, "a", outbox)]))
+    await asyncio.sleep(0)
     assert telling.done()
-    for task in gateways:
-        task.cancel()
-    assert await heard(outbox) == [*range(LONG)]
+    ended, submit = record("a", emitted=LONG, state=State.FINISHED), pb.Submit(request_id="a", prompt=[1] * 4)
+    log = b"".join(encode([token], 0, 0) for token in range(LONG))
+    store._requests["a"] = Stored(ended, submit.SerializeToString(), log, b"")
+    answering = asyncio.create_task(ledger.answer_again())
+    deltas: list[pb.Delta] = []
+
+    async def whole() -> bool:
+        deltas.extend(outbox.take().deltas)
+        return bool(deltas) and deltas[-1].HasField("ending")
+
+    store.answers.set()
+    await until(whole)
+    answering.cancel()
+    assert [token for delta in deltas for token in delta.tokens] == [*range(LONG)]
+
+
+async def test_of_too_many_requests_that_are_sent_again_the_last_are_to_come_later() -> None:
+    outbox, ledger = GatewayOutbox(), Ledger(Hanging(), lambda id: None)
+    await ledger.durable([sent_again(ledger, f"r{number}", outbox) for number in range(MAX_SENT_AGAIN + 2)])
+    told = outbox.take().refusals
+    assert [one.request_id for one in told] == [f"r{MAX_SENT_AGAIN}", f"r{MAX_SENT_AGAIN + 1}"]
+    assert all(one.retry_after_s > 0 for one in told)
 
 
 async def test_new_rounds_wait_until_the_answer_to_another_stream_of_that_gateway_is_whole() -> None:

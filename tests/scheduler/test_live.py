@@ -19,6 +19,7 @@ from scheduler_service import leader as leader_module
 from scheduler_service.core.entry import Entry
 from scheduler_service.core.known import Known
 from scheduler_service.ledger import Ledger
+from scheduler_service.session import WorkerSession
 from scheduler_service.store import MemoryStore
 from scheduler_service.store.rounds import decode
 from scheduler_service.tracked import Tracked
@@ -350,6 +351,30 @@ async def test_one_of_a_pair_that_the_store_does_not_answer_sends_everybody_to_t
         await back.until("a")
         for peer in (gateway, worker, back):
             await peer.close()
+
+
+async def test_a_worker_that_attaches_while_all_are_sent_away_has_not_crashed(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, first, gateway = live
+    await gateway.submit("a")
+    await first.until("a")
+    await first.report(leaving=True)
+    await gateway.until(lambda: not gateway.serving.ready)
+    attach = leader.attach
+
+    async def slowly(*args: Any) -> WorkerSession:
+        leader._send_away(leader_module.APART_S)
+        return await attach(*args)
+
+    monkeypatch.setattr(leader, "attach", slowly)
+    second = await ScriptedWorker(first.target, "second").attach()
+    async with asyncio.timeout(WAIT_S):
+        while await second.call.read() is not grpc.aio.EOF:
+            pass
+    assert "second" not in leader.sessions
+    assert not leader.core.fleet.isolation.suspects
+    await second.close()
 
 
 async def test_the_longer_a_store_is_away_the_more_seldom_links_are_ended(store: Switch) -> None:

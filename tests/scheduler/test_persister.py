@@ -12,6 +12,7 @@ from scheduler_service.persister import MAX_BYTES, Persister
 from scheduler_service.store import (
     MemoryStore,
     Pulse,
+    StoreBusy,
     StoreFull,
     StoreRefuses,
     StoreUnavailable,
@@ -264,7 +265,8 @@ class Failing(MemoryStore):
 
 
 @pytest.mark.parametrize(
-    ("error", "answers"), [(StoreRefuses, True), (TooFewReplicas, False), (StoreUnavailable, False)]
+    ("error", "answers"),
+    [(StoreRefuses, True), (StoreBusy, True), (TooFewReplicas, False), (StoreUnavailable, False)],
 )
 async def test_only_a_store_that_does_not_answer_may_be_led_by_another(
     error: type[StoreUnavailable], answers: bool

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio as aioredis
 
 from protos.v1 import types_pb2
 from scheduler_service.__main__ import take_over
@@ -18,6 +19,7 @@ from scheduler_service.leader import Leader
 from scheduler_service.store import (
     LostWrites,
     RedisStore,
+    StoreBusy,
     StoreFull,
     StoreRefuses,
     StoreUnavailable,
@@ -168,6 +170,27 @@ async def test_what_a_person_has_to_mend_is_told_from_what_passes(
     with redis.Redis.from_url(url) as admin:
         admin.execute_command(*does.split())
     assert await kind(RedisStore(url, options=options)) is said
+
+
+async def test_a_redis_that_runs_a_long_script_has_answered(url: str) -> None:
+    """No other server leads, so nobody is sent to look for one."""
+    store, client = RedisStore(url), aioredis.Redis.from_url(url)
+    await client.config_set("lua-time-limit", 1)
+    runs = asyncio.create_task(client.eval("while true do end", 0))
+
+    async def busy() -> bool:
+        try:
+            await store.pulse()
+        except StoreBusy as error:
+            return error.answered
+        return False
+
+    await until(busy)
+    async with aioredis.Redis.from_url(url) as admin:
+        await admin.script_kill()
+    await asyncio.gather(runs, return_exceptions=True)
+    await client.aclose()
+    await store.close()
 
 
 async def test_lost_writes_are_no_refusal(url: str) -> None:

@@ -281,7 +281,8 @@ class World:
         ((name, leader),) = leading
         left = [f"{name} still has {id}" for id in leader.core.fleet.entries | leader.ledger.live]
         unheard = leader.persister._lost or leader.recovery._rolled_back  # that the store holds everything, or what
-        if unheard or leader.recovery.unread or leader.ledger._early or leader.persister.behind:
+        unheard = unheard or leader.ledger._early or leader.ledger._sent_again.qsize()
+        if unheard or leader.recovery.unread or leader.persister.behind:
             left.append(f"{name} has not read {leader.recovery.unread} or not written {leader.persister.behind}")
         left += [f"{name} still relays {outbox.follows}" for outbox in leader.outboxes if outbox.follows]
         for worker, engine in self.engines.items():
