@@ -1,8 +1,9 @@
 """Who may make which call, and how many calls at a time. An interceptor decides it for every service of a port, before
 a message is read. It knows nothing of requests."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import grpc
@@ -46,28 +47,34 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not t
         self._shares = Shares(most, "calls", RETRY_AFTER_MS)
 
     async def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]
-        who = None
+        who, admit = None, lambda: None
         if not details.method.startswith(_OPEN):
             try:
                 who = self._caller(details)
                 if details.method not in OWN and details.method not in ADMIN:  # without a key nobody learns that
                     return grpc.stream_stream_rpc_method_handler(_unknown)
-                self._admit(who, details.method)
+                (admit := partial(self._admit, details))()
             except RequestError as error:
                 return _refusal(error)
-            caller.set(who)
             incoming.set(traceparent(dict(details.invocation_metadata).get(TRACEPARENT_KEY)))
         handler = await continuation(details)
-        return handler and self._counted(handler, who if self._keys else None)
+        return handler and self._counted(handler, who if self._keys else None, admit)
 
-    def _counted(self, handler: grpc.RpcMethodHandler, who: Caller | None) -> grpc.RpcMethodHandler:
+    def _counted(
+        self, handler: grpc.RpcMethodHandler, who: Caller | None, admit: Callable[[], None]
+    ) -> grpc.RpcMethodHandler:
         """Count a call of any kind from its beginning, since its message may never come. Callers with a key share by
-        tenant, others by address."""
+        tenant, others by address. `admit` is asked again for each message: a stream may outlive its key."""
+
+        async def admitted(requests: Any) -> AsyncIterator[Any]:
+            async for request in requests:
+                admit()
+                yield request
 
         async def call(requests: Any, context: Any) -> None:
             try:
                 with self._shares.place(f"tenant:{who.tenant}" if who else context.peer().rpartition(":")[0]):
-                    await _answer(handler, requests, context)
+                    await _answer(handler, admitted(requests), context)
             except QueueFull as error:
                 await abort(context, error)
 
@@ -79,12 +86,14 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not t
             return ANYBODY
         return self._keys.caller(dict(details.invocation_metadata).get("authorization", ""))
 
-    def _admit(self, who: Caller, method: str) -> None:
-        """Raises Forbidden."""
-        if (needed := self._calls.get(method)) is None:
+    def _admit(self, details: Any) -> None:
+        """Raises Unauthenticated, Forbidden."""
+        who = self._caller(details)
+        if (needed := self._calls.get(details.method)) is None:
             raise Forbidden("this call is not served on this port; the gateway's admin port may serve it")
         if needed not in who.rights:
             raise Forbidden(f"authorization: this call needs the right {needed}, which the key does not have")
+        caller.set(who)
 
 
 async def _answer(handler: grpc.RpcMethodHandler, requests: Any, context: Any) -> None:

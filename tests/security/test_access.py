@@ -31,6 +31,7 @@ from protos.oip import inference_pb2_grpc as oip_grpc
 from protos.serving import channel
 from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway
+from tests.gateway.oip.test_open_inference import ask
 from tests.waiting import until
 
 MAX_REQUESTS = 10
@@ -38,8 +39,8 @@ RIGHTS = {"acme": [Right.GENERATE], "other": [Right.GENERATE], "ops": [Right.ADM
 
 
 class Stack:
-    def __init__(self, scheduler: Scheduler, link: Link, target: str, keys: dict[str, str]) -> None:
-        self.scheduler, self.link, self.target, self.keys = scheduler, link, target, keys
+    def __init__(self, scheduler: Scheduler, link: Link, target: str, keys: dict[str, str], file: Path) -> None:
+        self.scheduler, self.link, self.target, self.keys, self.file = scheduler, link, target, keys, file
 
     def client(self, tenant: str | None) -> AsyncClient:
         return AsyncClient(self.target, api_key=None if tenant is None else self.keys[tenant], max_retries=0)
@@ -55,7 +56,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
         link = await scheduler.link()
         async with AsyncClient(served.grpc, max_retries=0) as anybody:
             await anybody.ready(WAIT_S)  # health needs no key
-        yield Stack(scheduler, link, served.grpc, {tenant: key for tenant, (key, _) in made.items()})
+        yield Stack(scheduler, link, served.grpc, {tenant: key for tenant, (key, _) in made.items()}, tmp_path / "keys")
     await scheduler.stop()
 
 
@@ -103,6 +104,20 @@ async def test_the_keys_tenant_goes_with_the_request(stack: Stack) -> None:
             assert submit.tenant == tenant
             await stack.link.delta(submit, 0, [40], ending=ending())
             await answer
+
+
+async def test_a_key_that_is_taken_out_asks_for_nothing_more_on_a_stream_that_is_open(stack: Stack) -> None:
+    async with channel(stack.target) as link:
+        metadata = [("authorization", f"Bearer {stack.keys['acme']}")]
+        call = oip_grpc.GRPCInferenceServiceStub(link).ModelStreamInfer(metadata=metadata)
+        await call.write(ask("a", id="before"))
+        submit = await stack.link.accept()
+        stack.file.write_text("")
+        await call.write(ask("a", id="after"))
+        await stack.link.delta(submit, 0, [40], ending=ending())
+        assert (await call.read()).infer_response.id == "before"  # what runs, runs to its end
+        assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.UNAUTHENTICATED
+        assert stack.link.received.empty()
 
 
 async def test_who_administers_sees_the_service(stack: Stack) -> None:
