@@ -2,7 +2,6 @@
 the key is given once, for a short-lived signed cookie that opens the page's own paths and nothing else."""
 
 import hmac
-import re
 import secrets
 import time
 from collections.abc import Callable
@@ -10,14 +9,13 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from gateway.http.access import Access
+from gateway.http.access import Access, host, own_origins
 from gateway.keys import Caller, Keys, Right
 from protos.errors import Forbidden, Unauthenticated
 from protos.settings import is_loopback
 
 COOKIE = "laps_sd_page"
 PATH = "/page"  # under which the browser sends the cookie: never to /v1
-_PORT = re.compile(r":[0-9]*\Z")
 LIFE_S = 900  # of a cookie; every use renews it
 
 
@@ -85,7 +83,7 @@ def set_cookie(request: Request, value: str) -> list[tuple[bytes, bytes]]:
     if not value:
         return []
     # A proxy may have ended TLS. Browsers tell where a page comes from over TLS alone, but for this machine's own.
-    by_proxy = "sec-fetch-site" in request.headers and not is_loopback(_host(request))
+    by_proxy = "sec-fetch-site" in request.headers and not is_loopback(host(request.headers))
     secure = "; Secure" if request.url.scheme == "https" or by_proxy else ""
     attributes = f"Path={PATH}; Max-Age={LIFE_S}; HttpOnly; SameSite=Strict{secure}"
     return [(b"set-cookie", f"{COOKIE}={value}; {attributes}".encode())]
@@ -93,13 +91,11 @@ def set_cookie(request: Request, value: str) -> list[tuple[bytes, bytes]]:
 
 def same_origin(request: Request) -> None:
     """Raises Forbidden if another site's page sent this. Browsers send JSON to a foreign site only after asking it,
-    and tell where a page comes from; other programs do not, and need not. Schemes are not compared: a proxy may speak
-    TLS with the browser."""
+    and tell where a page comes from; other programs do not, and need not."""
     site = request.headers.get("sec-fetch-site", "same-origin")
     origin = request.headers.get("origin")
-    own = [f"{scheme}://{request.headers.get('host', '')}" for scheme in ("http", "https")]
     json = request.headers.get("content-type", "").partition(";")[0].strip() == "application/json"
-    if site != "same-origin" or origin not in (None, *own) or not json:
+    if site != "same-origin" or origin not in (None, *own_origins(request.headers)) or not json:
         raise Forbidden("only the page itself may send this, as application/json")
 
 
@@ -110,12 +106,8 @@ def _with(right: Right, who: Caller) -> Caller:
     return who
 
 
-def _host(request: Request) -> str:
-    return _PORT.sub("", request.headers.get("host", ""))
-
-
 def _refuse_names(request: Request) -> None:
     """Without keys the page is for this machine. A site whose name leads here (DNS rebinding) could read it otherwise.
     Raises Forbidden."""
-    if not is_loopback(_host(request)):
+    if not is_loopback(host(request.headers)):
         raise Forbidden("without keys this page is shown at 127.0.0.1 and localhost alone: set --api-keys")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -18,6 +19,7 @@ from structlog.testing import capture_logs
 import protos.http_server
 from gateway.app import Gateway
 from gateway.http import bodies, errors
+from gateway.keys import Right, new_key
 from protos.errors import NotServing, QueueFull
 from protos.link.v1 import gateway_link_pb2 as pb
 from tests.gateway.harness import WAIT_S, Scheduler, gateway, model_info
@@ -212,6 +214,48 @@ async def test_cross_origin_pages_are_let_in_only_where_it_is_set() -> None:
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
         shown = (await client.get("/health", headers=origin)).headers["access-control-expose-headers"].split(", ")
         assert {"x-request-id", "retry-after", "retry-after-ms", "x-should-retry"} == set(shown)
+
+
+OWN_PAGE = {"origin": "{own}", "sec-fetch-site": "same-origin"}
+REBOUND = {"host": "foreign.example:8080", "origin": "http://foreign.example:8080"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),  # no browser
+        ({"host": "proxy.example"}, 200),  # no browser, behind a proxy or a forwarded port
+        ({"sec-fetch-site": "none"}, 200),  # typed by its user
+        (OWN_PAGE, 200),
+        ({"origin": "https://page.example", "sec-fetch-site": "cross-site"}, 200),  # of --cors-origins
+        ({"origin": "https://foreign.example", "content-type": "text/plain"}, 403),
+        ({"origin": "http://localhost:3000", "sec-fetch-site": "same-site"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        (REBOUND, 403),
+    ],
+)
+async def test_without_keys_a_page_asks_only_where_it_is_of_this_port_or_named(
+    headers: dict[str, str], status: int
+) -> None:
+    async with port(cors_origins=("https://page.example",)) as (served, client):
+        await ready(served)
+        own = f"http://{served.http}"
+        said = {name: value.format(own=own) for name, value in headers.items()}
+        answer = await client.post("/tokenize", content=b'{"model": "tiny", "prompt": "a"}', headers=said)
+        assert answer.status_code == status
+        if status == 403:
+            assert "--cors-origins" in answer.json()["error"]["message"]
+
+
+async def test_with_keys_a_pages_origin_does_not_matter(tmp_path: Path) -> None:
+    """A page that has no key can use none: browsers keep none for it."""
+    key, line = new_key("a", [Right.GENERATE])
+    (tmp_path / "keys").write_text(line)
+    async with port(api_keys=tmp_path / "keys") as (served, client):
+        await ready(served)
+        headers = {"authorization": f"Bearer {key}", "origin": "https://page.example"}
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
 
 
 async def test_what_nobody_foresaw_is_answered_and_logged_as_any_other_call(monkeypatch: pytest.MonkeyPatch) -> None:
