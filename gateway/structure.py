@@ -2,7 +2,6 @@
 masked here; the workers compile the same grammar again."""
 
 import asyncio
-import gzip
 import hashlib
 import json
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from gateway.text import TextModel
 from protos.errors import BadInput, NotServing
+from protos.models import unpacked
 from protos.structure import grammar
 from protos.v1.types_pb2 import Structure
 
@@ -106,8 +106,8 @@ class Structures:
             *self._command, stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True
         )
         self._compiles_for = model.fingerprint
-        text = await asyncio.to_thread(gzip.decompress, model.tokenizer_json)
-        described = {"tokenizer": text.decode(), "vocab_size": model.vocab_size, "eos_ids": model.eos_ids}
+        text = await asyncio.to_thread(unpacked, model.tokenizer_json)
+        described = {"tokenizer": text, "vocab_size": model.vocab_size, "eos_ids": model.eos_ids}
         try:
             return await self._exchange(described, START_S)
         except EOFError as error:

@@ -1,6 +1,5 @@
 """Text to tokens and back, with the tokenizer and template of the workers' model. Knows neither requests nor RPC."""
 
-import gzip
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,7 +13,7 @@ from tokenizers import Tokenizer
 
 from gateway.detokenizer import Detokenizer, byte_table
 from protos.link.v1 import common_pb2
-from protos.models import digest
+from protos.models import digest, unpacked
 
 # What templates know beside what is set here, and what asks for something else than a variable.
 _OURS = frozenset({"tools", "documents", "continue_final_message", "chat_template", "tokenize"})
@@ -58,7 +57,7 @@ class TextModel:
         self.caveats = list(info.caveats)
         self._special_tokens = dict(info.special_tokens)
         try:
-            self._tokenizer = Tokenizer.from_str(gzip.decompress(info.tokenizer_json).decode())
+            self._tokenizer = Tokenizer.from_str(unpacked(info.tokenizer_json))
             self._template = _environment().from_string(info.chat_template) if info.chat_template else None
         except Exception as error:  # the tokenizers library raises bare Exceptions
             raise ValueError(f"model {info.name}: unusable tokenizer or chat template: {error}") from error

@@ -1,6 +1,7 @@
 """Structures are compiled before anything is submitted: each refusal is an INVALID_ARGUMENT that names the field."""
 
 import asyncio
+import gzip
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -163,7 +164,7 @@ async def test_a_compiler_that_does_not_answer_can_be_asked_again(command: tuple
 async def test_a_tokenizer_that_llguidance_cannot_use_refuses_structures_alone() -> None:
     info = model_info()
     model = TextModel(info)
-    model.tokenizer_json = module.gzip.compress(b'{"model": {"type": "WordLevel"}}')
+    model.tokenizer_json = gzip.compress(b'{"model": {"type": "WordLevel"}}')
     structures = Structures()
     with pytest.raises(BadInput, match="cannot use this model's tokenizer"):
         await check(structures, GOOD[0], model)

@@ -42,6 +42,13 @@ def test_a_model_without_template_says_so() -> None:
         TextModel(model_info(template="")).encode_chat([{"role": "user", "content": "a"}])
 
 
+def test_a_tokenizer_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protos.models.MOST_TOKENIZER_BYTES", 1 << 10)
+    info = model_info()  # its tokenizer is longer, and could be used
+    with pytest.raises(ValueError, match="unpacks to more than 1024 bytes"):
+        TextModel(info)
+
+
 def test_an_unusable_tokenizer_is_a_value_error() -> None:
     info = model_info()
     info.tokenizer_json = b"not gzip"
