@@ -30,7 +30,7 @@ from gateway.page.routes import routes as page_routes
 from gateway.rights import Right
 from gateway.service import Inference
 from protos import tracing
-from protos.http_server import HttpServer
+from protos.http_server import STALLED_S, HttpServer
 from protos.metrics import measure_loop_lag
 from protos.oip import inference_pb2 as oip_pb2
 from protos.oip import inference_pb2_grpc as oip_pb2_grpc
@@ -106,7 +106,11 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     ports = Ports()
     try:
         http_at = await ports.serve(
-            http_app(settings, keys, front, metrics), settings.host, settings.http_port, settings.ssl_contexts()
+            http_app(settings, keys, front, metrics),
+            settings.host,
+            settings.http_port,
+            settings.ssl_contexts(),
+            settings.stalled_s,
         )
         metrics_at = admin_at = None
         if settings.metrics_port is not None:
@@ -147,9 +151,17 @@ class Ports:
     def __init__(self) -> None:
         self._servers: list[HttpServer] = []
 
-    async def serve(self, app: ASGIApp, host: str, port: int, tls_context: Callable[[], ssl.SSLContext] | None) -> str:
+    async def serve(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        tls_context: Callable[[], ssl.SSLContext] | None,
+        stalled_s: float = STALLED_S,
+    ) -> str:
         """Serve it there. Returns HOST:PORT. Raises OSError if the port is taken."""
-        self._servers.append(server := HttpServer(app, host, port, tls_context=tls_context, unreadable=UNREADABLE))
+        server = HttpServer(app, host, port, tls_context=tls_context, unreadable=UNREADABLE, stalled_s=stalled_s)
+        self._servers.append(server)
         await server.start()
         return address(host, server.port)
 

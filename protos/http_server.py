@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -22,6 +22,8 @@ KEEP_ALIVE_S = 60  # the same between two requests
 HEADER_BYTES = 64 << 10  # of one request, before its body
 BACKLOG = 1024
 MAX_CONNECTIONS = 8192
+STALLED_S = 60.0
+PIECE_BYTES = 64 << 10  # of a whole answer given to the transport at a time
 BODY = "laps_sd.body"  # among a scope's extensions: its Body, unless the answer has none
 
 
@@ -37,16 +39,18 @@ class HttpServer:
         *,
         tls_context: Callable[[], ssl.SSLContext] | None = None,
         unreadable: bytes = b'"this is no request of HTTP/1.1"',
+        stalled_s: float = STALLED_S,
     ) -> None:
         """Port 0: any. `tls_context` gives the context for each handshake; None: plaintext. `unreadable`: JSON, the
-        body of the 400 for bytes that are no request. Raises OSError if the port is taken."""
+        body of the 400 for bytes that are no request. `stalled_s`: a client that takes so many seconds for PIECE_BYTES
+        of a whole answer is cut off; streams see to that themselves. Raises OSError if the port is taken."""
         self._socket = _bind(host.strip("[]"), port)
         self.port = int(self._socket.getsockname()[1])
         self._tls_context = tls_context
-        self._unreadable = unreadable
+        self._unreadable, self._stalled_s = unreadable, stalled_s
         self._state = ServerState()
         self._config = uvicorn.Config(
-            _with_body(app),
+            _with_body(app, stalled_s),
             http=_Protocol,
             ws="none",
             lifespan="off",
@@ -64,7 +68,7 @@ class HttpServer:
         """Returns once it accepts connections."""
 
         def protocol() -> asyncio.Protocol:
-            return _Protocol(self._config, self._state, self._unreadable)
+            return _Protocol(self._config, self._state, self._unreadable, self._stalled_s)
 
         context = self._tls_context and _renewed(self._tls_context)
         self._server = await asyncio.get_running_loop().create_server(
@@ -124,22 +128,37 @@ class Body:
             transport.write(b"".join(pieces))
 
 
-def _with_body(app: ASGIApp) -> ASGIApp:
+def _with_body(app: ASGIApp, stalled_s: float) -> ASGIApp:
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        cycle = send.__self__  # type: ignore[attr-defined]  # a method of uvicorn's cycle
         if scope["method"] != "HEAD":  # its answer is a head alone
-            scope["extensions"] = {BODY: Body(send.__self__)}  # type: ignore[attr-defined]  # a method of the cycle
-        await app(scope, receive, send)
+            scope["extensions"] = {BODY: Body(cycle)}
+
+        async def in_pieces(message: Message) -> None:
+            """The transport would keep a whole answer for as long as its client reads nothing."""
+            if message.get("more_body") or len(body := message.get("body", b"")) <= PIECE_BYTES:
+                await send(message)
+                return
+            for start in range(0, len(body), PIECE_BYTES):
+                end = start + PIECE_BYTES
+                late = asyncio.get_running_loop().call_later(stalled_s, cycle.transport.abort)
+                await send({**message, "body": body[start:end], "more_body": end < len(body)})
+                late.cancel()
+
+        await app(scope, receive, in_pieces)
 
     return call
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection over which no request begins, and one too many. uvicorn itself waits for ever for the first
-    request, for the rest of one that has begun to come, and for the rest of a body after its answer."""
+    """Closes a connection over which no request begins, one too many, and one whose client does not read the end of an
+    answer. uvicorn itself waits for ever for the first request, for the rest of one that has begun to come, for the
+    rest of a body after its answer, and for what is written to be read."""
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, unreadable: bytes) -> None:
+    def __init__(self, config: uvicorn.Config, state: ServerState, unreadable: bytes, stalled_s: float) -> None:
         super().__init__(config, state, app_state={})
-        self._unreadable = unreadable
+        self._unreadable, self._stalled_s = unreadable, stalled_s
+        self._unread: asyncio.TimerHandle | None = None
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
@@ -165,8 +184,22 @@ class _Protocol(H11Protocol):
             self._patience.cancel()
             self._patience = None
 
+    def on_response_complete(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+        if self.transport.get_write_buffer_size():
+            self._unread = self.loop.call_later(self._stalled_s, self._leave_unread)
+        super().on_response_complete()
+
+    def _leave_unread(self) -> None:
+        """Unless its client has read on, and asked again."""
+        if self.cycle.response_complete and self.transport.get_write_buffer_size():
+            self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._unread is not None:
+            self._unread.cancel()
         super().connection_lost(exc)
 
 
