@@ -102,7 +102,8 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     front = Front(settings, cells, metrics, traces)
     for port in (server, admin):
         inference_pb2_grpc.add_InferenceServicer_to_server(Inference(front), port.grpc)
-    oip_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(OpenInference(front), server.grpc)
+    open_inference = OpenInference(front, settings.stalled_s)
+    oip_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, server.grpc)
     ports = Ports()
     try:
         http_at = await ports.serve(

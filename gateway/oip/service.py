@@ -16,13 +16,14 @@ from gateway.oip.outputs import Outputs
 from gateway.oip.request import Asked, understand
 from gateway.service import answers_errors
 from gateway.text import TextModel
-from protos.errors import BadInput, Failed, RequestError, UnknownModel
+from protos.errors import BadInput, Failed, QueueFull, RequestError, UnknownModel
 from protos.oip import inference_pb2 as pb
 from protos.oip import inference_pb2_grpc
 from protos.serving import trace
 
 NAME = "laps-sd"
 MODEL_VERSION = "1"
+MOST_NAME_CHARS = 1024  # of a request's id, and of a model's name in an error
 MOST_AT_ONCE = 256  # requests of one stream that are answered at a time
 FINAL = "triton_final_response"
 Context = Any  # grpc.aio.ServicerContext: grpc is not typed
@@ -42,8 +43,9 @@ async def _named_as_tensors() -> AsyncIterator[None]:
 
 
 class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, front: Front, stalled_s: float) -> None:
+        """`stalled_s`: a stream whose client reads nothing for so many seconds ends."""
+        self._front, self._stalled_s = front, stalled_s
 
     @answers_errors
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:  # noqa: N802
@@ -100,31 +102,40 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> None:
         """When the client sends no more, what it asked for is still answered; when it hangs up, all is cancelled. A
-        client that sends and does not read is not read from either: its requests would be kept without bound."""
+        client that sends and does not read is not read from either: its requests would be kept without bound. Raises
+        QueueFull if it goes on so."""
         writing = asyncio.Lock()  # grpc takes one write at a time
+        now = asyncio.get_running_loop().time
 
         async def write(message: pb.ModelStreamInferResponse) -> None:
             async with writing:
+                patience.reschedule(now() + self._stalled_s)
                 try:
                     await context.write(message)
                 except grpc.aio.BaseError as error:  # the client has hung up, and the call is not cancelled yet
                     raise asyncio.CancelledError from error
+                patience.reschedule(None)
 
         places = asyncio.Semaphore(MOST_AT_ONCE)
         unreadable: RequestError | None = None
-        async with asyncio.TaskGroup() as answering:
-            try:
-                async for request in requests:
-                    await places.acquire()
-                    relay = answering.create_task(self._relay(request, write, context.time_remaining()))
-                    relay.add_done_callback(lambda _: places.release())
-            except RequestError as error:
-                unreadable = error
+        try:
+            async with asyncio.timeout(None) as patience, asyncio.TaskGroup() as answering:
+                try:
+                    async for request in requests:
+                        await places.acquire()
+                        relay = answering.create_task(self._relay(request, write, context.time_remaining()))
+                        relay.add_done_callback(lambda _: places.release())
+                except RequestError as error:
+                    unreadable = error
+        except TimeoutError:
+            raise QueueFull(f"nothing was read for {self._stalled_s:g} s") from None
         if unreadable is not None:
             raise unreadable
 
     async def _relay(self, request: pb.ModelInferRequest, write: Write, remaining_s: float | None) -> None:
-        """Answer one request of a stream. What is wrong with it is written, too."""
+        """Answer one request of a stream. What is wrong with it is written, too; the request is not kept for that."""
+        failed = pb.ModelInferResponse(id=request.id[:MOST_NAME_CHARS], model_name=request.model_name[:MOST_NAME_CHARS])
+        failed.parameters[FINAL].bool_param = True
 
         async def send(response: pb.ModelInferResponse) -> None:
             await write(pb.ModelStreamInferResponse(infer_response=response))
@@ -132,18 +143,13 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
         try:
             await self._answer(request, self._understand(request), remaining_s, send)
             return
-        except RequestError as error:
-            problem: RequestError = error
+        except RequestError as error:  # its frames hold the request
+            problem = f"{error.code.name}: {error.message}"
         except Exception as error:
             structlog.get_logger().error("unexpected", call="ModelStreamInfer", trace=trace(error))
-            problem = Failed("internal error")
-        response = pb.ModelInferResponse(id=request.id, model_name=request.model_name)
-        response.parameters[FINAL].bool_param = True
-        await write(
-            pb.ModelStreamInferResponse(
-                error_message=f"{problem.code.name}: {problem.message}", infer_response=response
-            )
-        )
+            problem = f"{Failed.code.name}: internal error"
+        del request
+        await write(pb.ModelStreamInferResponse(error_message=problem, infer_response=failed))
 
     async def _answer(self, request: pb.ModelInferRequest, asked: Asked, remaining_s: float | None, send: Send) -> None:
         """Send one response a chunk, or one response in all. Raises RequestError."""
@@ -163,6 +169,8 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
                     await send(response)
 
     def _understand(self, request: pb.ModelInferRequest) -> Asked:
+        if len(request.id) > MOST_NAME_CHARS:  # each response repeats it
+            raise BadInput("id", f"{len(request.id)} characters; at most {MOST_NAME_CHARS}")
         model = self._model(request.model_name, request.model_version)
         asked = understand(request)
         asked.request.model = model.name

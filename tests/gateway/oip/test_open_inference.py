@@ -4,6 +4,7 @@ tests/doors."""
 import asyncio
 import json
 import struct
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -13,13 +14,14 @@ import pytest
 
 from gateway.front import Front
 from gateway.oip.request import understand
-from gateway.oip.service import MOST_AT_ONCE, OpenInference
+from gateway.oip.service import MOST_AT_ONCE, MOST_NAME_CHARS, OpenInference
 from gateway.text import TextModel
 from protos.errors import BadInput
 from protos.oip import inference_pb2 as pb
 from protos.oip import inference_pb2_grpc
 from protos.v1 import types_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, ids, stack
+from tests.waiting import until
 
 PROMPT = "the quick"
 
@@ -150,11 +152,13 @@ class Unread:
 
     def __init__(self, requests: int) -> None:
         self.left, self.written, self.reads = requests, 0, asyncio.Event()
+        self.taken: list[pb.ModelInferRequest] = []
 
     async def __aiter__(self) -> AsyncIterator[pb.ModelInferRequest]:
         while self.left:
             self.left -= 1
-            yield ask()
+            self.taken.append(ask())
+            yield self.taken[-1]
 
     async def write(self, _: object) -> None:
         await self.reads.wait()
@@ -171,13 +175,50 @@ class NoModels:
 
 async def test_requests_of_a_client_that_reads_nothing_are_not_taken_without_bound() -> None:
     stream = Unread(MOST_AT_ONCE + 9)
-    call = asyncio.create_task(OpenInference(cast(Front, NoModels())).ModelStreamInfer(aiter(stream), stream))
+    served = OpenInference(cast(Front, NoModels()), WAIT_S)
+    call = asyncio.create_task(served.ModelStreamInfer(aiter(stream), stream))
     for _ in range(2 * MOST_AT_ONCE):  # turns of the loop: nothing else would stop it
         await asyncio.sleep(0)
     assert stream.left == 8  # one is taken, and waits for a place
+    fresh = [ask()]
+    kept = {sys.getrefcount(each) for each in stream.taken[:-1]}
+    assert kept == {sys.getrefcount(each) for each in fresh[:]}  # nobody holds them: only their errors are kept
     stream.reads.set()
     await asyncio.wait_for(call, WAIT_S)
     assert (stream.left, stream.written) == (0, MOST_AT_ONCE + 9)
+
+
+async def test_a_stream_whose_client_goes_on_reading_nothing_ends_and_so_do_its_requests() -> None:
+    async with door(stalled_s=0.1, context_tokens=100_000, max_unread_tokens=10**6) as (_, link, stub):
+        call = stub.ModelStreamInfer()
+        for id in ("a", "b"):
+            asked = sampling(logprobs=20, max_tokens=90_000)
+            await call.write(ask("the", id=id, stream=True, return_logprobs=True, sampling_parameters=asked))
+        read, quiet = await link.accept(), await link.accept()
+        likeliest = types_pb2.Logprob(logprob=-0.5, top_tokens=range(20), top_logprobs=[-1.0] * 20)
+        sent = 0
+
+        async def left() -> bool:
+            nonlocal sent
+            await link.delta(read, sent, [40] * 400, logprobs={"tokens": [likeliest] * 400})
+            sent += 400
+            return link.received.qsize() == 2
+
+        await until(left)
+        assert {(await link.next("cancel")).request_id for _ in range(2)} == {read.request_id, quiet.request_id}
+        with pytest.raises(grpc.aio.AioRpcError, match=r"nothing was read for 0\.1 s") as cut:
+            async for _ in call:
+                pass
+        assert cut.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_long_id_is_refused_and_not_repeated() -> None:
+    async with door() as (_, _, stub):
+        call = stub.ModelStreamInfer()
+        await call.write(ask("the", id="a" * 100_000, stream=True))
+        wrong = await call.read()
+        assert wrong.error_message.startswith("INVALID_ARGUMENT: id: 100000 characters; at most")
+        assert wrong.infer_response.id == "a" * MOST_NAME_CHARS
 
 
 async def test_a_cancelled_answer_is_an_error_and_never_a_whole_text() -> None:
