@@ -5,7 +5,7 @@ import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,6 +21,7 @@ from gateway.feed import Feed
 from gateway.ids import owned, required_id
 from gateway.link import Link
 from gateway.metrics import Metrics
+from gateway.rights import Right
 from gateway.several import together
 from gateway.shares import Shares
 from gateway.stream import Stream
@@ -240,10 +241,12 @@ class Front:
         return True
 
     async def get_request(self, request: inference_pb2.GetRequestRequest) -> inference_pb2.GetRequestResponse:
-        """The state of one request of the caller's."""
+        """The state of one request of the caller's. Only an administrator hears whose requests passed it."""
         required_id(request.request_id)
         answer = await self._cells.get_request(request)
         owned(request.request_id, answer.request.tenant)
+        if Right.ADMIN not in caller.get().rights:
+            answer.request.ClearField("passed_by")
         return answer
 
     async def list_requests(self, request: inference_pb2.ListRequestsRequest) -> inference_pb2.ListRequestsResponse:
@@ -260,9 +263,8 @@ class Front:
         if not request.worker_id:
             raise BadInput("worker_id", "missing")
         link, worker = self._cells.named(request.worker_id)
-        return await link.scheduler.drain_worker(
-            inference_pb2.DrainWorkerRequest(worker_id=worker, force=request.force)
-        )
+        asked = inference_pb2.DrainWorkerRequest(worker_id=worker, force=request.force)
+        return await link.scheduler.drain_worker(asked)
 
     async def compare_policies(
         self, request: inference_pb2.ComparePoliciesRequest
@@ -289,11 +291,9 @@ class Front:
         await self._structures.close()
 
     async def _idle_within(self, timeout_s: float) -> bool:
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        return self._idle.is_set()
 
 
 def _until(deadline: float) -> float:

@@ -223,7 +223,9 @@ class RequestStatus(_message.Message):
 
     @_builtins.property
     def passed_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Requests that run now although they came later: at most four, the best placed first. Empty while it runs."""
+        """Requests that run now although they came later: at most four, the best placed first. Empty while it runs,
+        and for callers who may see their own requests alone.
+        """
 
     @_builtins.property
     def recent_rounds(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Round]:

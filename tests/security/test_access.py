@@ -35,7 +35,7 @@ from tests.gateway.oip.test_open_inference import ask
 from tests.waiting import until
 
 MAX_REQUESTS = 10
-RIGHTS = {"acme": [Right.GENERATE], "other": [Right.GENERATE], "ops": [Right.ADMIN]}
+RIGHTS = {"acme": [Right.GENERATE], "other": [Right.GENERATE], "ops": [Right.ADMIN], "chief": list(Right)}
 
 
 class Stack:
@@ -144,6 +144,13 @@ async def test_ones_own_request_can_be_asked_for_and_cancelled(stack: Stack) -> 
         assert (await client.status(id)).request_id == id
         await client.cancel(id)
         assert (await stack.link.next("cancel")).request_id == id
+
+
+async def test_whose_requests_passed_ones_own_an_administrator_alone_hears(stack: Stack) -> None:
+    async with a_request_of(stack, "acme") as id, stack.client("acme") as owner, stack.client("chief") as administrator:
+        stack.scheduler.known[id].passed_by.append("anothers")
+        assert (await owner.status(id)).passed_by == []
+        assert (await administrator.status(id)).passed_by == ["anothers"]
 
 
 @pytest.mark.parametrize("call", [AsyncClient.status, AsyncClient.cancel, lambda client, id: anext(client.resume(id))])
