@@ -7,6 +7,7 @@ import json
 import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
 
 from gateway.text import TextModel
 from protos.errors import BadInput, NotServing
@@ -36,19 +37,20 @@ class Structures:
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[str]] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._waiting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by tenant, while in use
         self._process: asyncio.subprocess.Process | None = None
         self._compiles_for = ""  # fingerprint of the model
 
-    async def check(self, structure: Structure, model: TextModel, places: asyncio.Semaphore) -> None:
-        """`places`: how many grammars of the caller's tenant may wait for the compiler. Raises BadInput; NotServing
-        where the compiler does not answer."""
+    async def check(self, structure: Structure, model: TextModel, tenant: str) -> None:
+        """One grammar of a `tenant` waits for the compiler, its others behind that one: tenants have it in turn. Raises
+        BadInput; NotServing where the compiler does not answer."""
         field = f"structure.{structure.WhichOneof('kind')}" if structure.WhichOneof("kind") else "structure"
         check_sizes(field, structure)
         try:
             form = grammar(structure)
         except ValueError as error:
             raise BadInput(field, str(error)) from error
-        if problem := await self._verdict(form, model, places):
+        if problem := await self._verdict(form, model, tenant):
             raise BadInput(field, problem)
 
     async def close(self) -> None:
@@ -57,15 +59,18 @@ class Structures:
         await asyncio.gather(*self._asking.values(), return_exceptions=True)
         await self._kill()
 
-    async def _verdict(self, form: str, model: TextModel, places: asyncio.Semaphore) -> str:
+    async def _verdict(self, form: str, model: TextModel, tenant: str) -> str:
         key = hashlib.blake2b(form.encode(), digest_size=16, key=model.fingerprint.encode()[:64]).digest()
+        place = self._waiting.setdefault(tenant, asyncio.Lock())
         if key not in self._verdicts and key not in self._asking:
-            await places.acquire()
-            if key not in self._asking:
+            await place.acquire()
+            if key not in self._verdicts and key not in self._asking:
                 self._asking[key] = asyncio.create_task(self._ask(form, model))
                 self._asking[key].add_done_callback(lambda asked: self._keep(key, asked))
-            # The place stays taken until there is an answer, though the client hangs up.
-            self._asking[key].add_done_callback(lambda _: places.release())
+                # The place stays taken until there is an answer, though the client hangs up.
+                self._asking[key].add_done_callback(lambda _: place.release())
+            else:
+                place.release()
         if (task := self._asking.get(key)) is not None:
             return await asyncio.shield(task)
         self._verdicts.move_to_end(key)

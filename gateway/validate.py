@@ -48,7 +48,7 @@ async def submission(
     encoded: dict[str, list[int]] | None = None,
 ) -> gateway_link_pb2.Submit:
     """The submission of a request, under `request_id` unless it has an id itself, that may live `timeout_s` seconds.
-    `encoders` bounds how many long inputs and structures of the tenant are worked on at a time. `default_max_tokens`:
+    `encoders` bounds how many long inputs of the tenant are worked on at a time. `default_max_tokens`:
     None: as many as the context has room for. `loosen`: gives the structure that is tried where the request's is
     refused. `encoded`: tokens of this input by the model's digest; requests that have one input share it, so that it is
     encoded once. Raises BadInput; NotServing where `structures` does."""
@@ -62,7 +62,7 @@ async def submission(
     check_room(request.WhichOneof("input") or "", prompt, model.context_tokens)
     check_scores(request, len(prompt))
     if request.HasField("structure"):
-        check = partial(structures.check, model=model, places=encoders)
+        check = partial(structures.check, model=model, tenant=tenant)
         try:
             await check(request.structure)
         except BadInput:

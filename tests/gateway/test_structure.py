@@ -76,7 +76,7 @@ async def structures() -> AsyncIterator[Structures]:
 
 
 async def check(structures: Structures, structure: Structure, model: TextModel = MODEL) -> None:
-    await structures.check(structure, model, asyncio.Semaphore(2))
+    await structures.check(structure, model, "t")
 
 
 @pytest.mark.parametrize(("structure", "message"), BAD, ids=[message[10:60] for _, message in BAD])
@@ -125,6 +125,29 @@ async def test_the_same_structure_is_compiled_once(structures: Structures, monke
     assert len(asked) == 1
 
 
+async def test_a_tenants_grammars_do_not_go_before_anothers_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, begin = [], asyncio.Event()
+
+    async def compiled(self: Structures, form: str, model: TextModel) -> str:
+        async with self._one_at_a_time:
+            asked.append(form)
+            await begin.wait()
+        return ""
+
+    monkeypatch.setattr(Structures, "_ask", compiled)
+    structures = Structures()
+    checks = [
+        asyncio.create_task(structures.check(Structure(regex=regex), MODEL, tenant))
+        for regex, tenant in [("one", "many"), ("two", "many"), ("two", "many"), ("three", "many"), ("other", "few")]
+    ]
+    await asyncio.wait(checks, timeout=0)
+    begin.set()
+    await asyncio.gather(*checks)
+    order = [next(name for name in ("one", "two", "three", "other") if name in form) for form in asked]
+    assert order == ["one", "other", "two", "three"]  # and each once
+    await structures.close()
+
+
 async def test_verdicts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT", 2)
     structures = Structures()
@@ -135,15 +158,15 @@ async def test_verdicts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_client_that_hangs_up_spoils_no_answer_to_another() -> None:
-    structures, places = Structures(), asyncio.Semaphore(1)
-    first = asyncio.create_task(structures.check(GOOD[0], MODEL, places))
+    structures = Structures()
+    first = asyncio.create_task(check(structures, GOOD[0]))
     await asyncio.wait([first], timeout=0)
     first.cancel()
-    assert places.locked()  # until the compiler has answered
+    assert structures._waiting["t"].locked()  # until the compiler has answered
     with pytest.raises(BadInput, match="unknown name"):
-        await structures.check(Structure(lark="start: nothing"), MODEL, places)
-    await structures.check(GOOD[0], MODEL, places)
-    assert not places.locked()
+        await check(structures, Structure(lark="start: nothing"))
+    await check(structures, GOOD[0])
+    assert not any(place.locked() for place in structures._waiting.values())
     await structures.close()
 
 
