@@ -52,11 +52,12 @@ def find_server() -> str:
 
 
 def server_command(program: str, data: Path, socket: Path) -> Command:
-    """Reached through `socket` alone; every write is in the append-only file in `data` within a second."""
+    """Reached through `socket` alone; every write is in the append-only file in `data` within a second, which no
+    other user may read: it holds prompts."""
     return Command(
         name="redis",
         arguments=[
-            program,
+            *("/bin/sh", "-c", 'umask 077; exec "$0" "$@"', program),
             *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
             *("--dir", str(data), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
             *("--daemonize", "no", "--loglevel", "warning"),
@@ -105,7 +106,7 @@ def own_redis(options: Options, folder: Path) -> Iterator[tuple[str, list[Comman
         data = (
             Path(user_data_dir("laps-sd"), "redis", str(options.grpc_port)) if options.grpc_port else folder / "redis"
         )
-    data.mkdir(parents=True, exist_ok=True)
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (data / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from laps_sd import redis_server
-from laps_sd.redis_server import FINDERS, NoServer, check_reachable, find_server, server_command
+from laps_sd.options import Options
+from laps_sd.redis_server import FINDERS, NoServer, check_reachable, find_server, own_redis, server_command
 from laps_sd.supervise import Child
 from tests.waiting import WAIT_S, until
 
@@ -50,6 +51,25 @@ async def test_what_was_written_is_there_after_a_restart(program: str, tmp_path:
         await client.set("queued", "request")
     async with served(program, tmp_path, socket) as client:
         assert await client.get("queued") == b"request"
+
+
+def modes(folder: Path) -> list[int]:
+    """Of all files in it."""
+    return [path.stat().st_mode for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("program", FOUND)
+async def test_no_other_user_reads_what_was_written(program: str, tmp_path: Path, socket: Path) -> None:
+    async with served(program, tmp_path, socket) as client:
+        await client.set("queued", "request")
+        assert modes(tmp_path)
+        assert not [mode for mode in modes(tmp_path) if mode & 0o077]
+
+
+def test_a_new_folder_of_data_is_its_users_alone(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with own_redis(Options(data_dir=data), tmp_path):
+        assert data.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_package_is_enough_on_a_fresh_machine(monkeypatch: pytest.MonkeyPatch) -> None:
