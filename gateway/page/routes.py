@@ -1,6 +1,7 @@
 """The page's paths: its files, which are open to all and hold no figure; and what they ask for, where each looks at who
 asks. Nothing is computed here."""
 
+import json
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -12,6 +13,7 @@ from starlette.routing import Route
 from gateway.access import caller
 from gateway.front import Front
 from gateway.http.access import route
+from gateway.http.errors import BodyTooLarge
 from gateway.keys import Keys, Right
 from gateway.page.feed import VIEW_S, Feed
 from gateway.page.frames import comparison
@@ -28,6 +30,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
+LOGIN_BYTES = 4096  # of its body
 _SCRIPTS = ("page.js", "parts.js", "requests.js", "policies.js", "prompt.js", "words.js")
 FILES = {
     "index.html": "text/html; charset=utf-8",
@@ -78,11 +81,15 @@ class Pages:
         return answer
 
     async def login(self, request: Request) -> Response:
-        """The body is `{"key": KEY}`."""
+        """The body is `{"key": KEY}`. Strangers may send it, uncounted: so no long one is kept. Raises BodyTooLarge."""
         same_origin(request)
+        body = b""
         try:
-            key = (await request.json())["key"]
-            cookie = self._sessions.login(str(key))
+            async for part in request.stream():
+                body += part
+                if len(body) > LOGIN_BYTES:
+                    raise BodyTooLarge(LOGIN_BYTES)
+            cookie = self._sessions.login(str(json.loads(body)["key"]))
         except (ValueError, KeyError, TypeError, RecursionError, ClientDisconnect):
             raise BadInput("key", "missing") from None
         answer = JSONResponse({"open": True})

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from gateway.keys import Keys, Right, new_key
+from gateway.page.routes import LOGIN_BYTES
 from gateway.page.sessions import COOKIE, LIFE_S, Sessions
 from protos.errors import Unauthenticated
 from tests.gateway.page.pages import Watched, next_of, page, watching
@@ -98,6 +99,12 @@ async def test_a_wrong_key_gets_no_cookie(people: People, key: object, status: i
         answer = await client.post("/page/login", json={} if key is None else {"key": key})
         assert answer.status_code == status
         assert "set-cookie" not in answer.headers
+
+
+async def test_a_stranger_sends_no_long_key(people: People) -> None:
+    async with keyed(people) as (_, client):
+        answer = await client.post("/page/login", json={"key": people.admin, "more": "a" * LOGIN_BYTES})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
 async def test_a_key_without_the_right_admin_gets_no_cookie(people: People) -> None:
