@@ -122,7 +122,7 @@ class Front:
                         tenant=caller.get().tenant,
                         timeout_s=_until(deadline),
                         max_input_bytes=self._settings.max_input_bytes,
-                        encoders=self._encoders_of_caller(),
+                        encoders=self.encoders(),
                         structures=self._structures,
                         default_max_tokens=default_max_tokens,
                         loosen=loosen,
@@ -215,12 +215,12 @@ class Front:
         self._stalled += more
 
     async def encode(self, request: inference_pb2.GenerateRequest, *, special: bool = True) -> list[int]:
-        """The token ids that the model would get; `special`: a text with those that the tokenizer adds. Raises
-        BadInput, NotServing."""
-        most_bytes, encoders = self._settings.max_input_bytes, self._encoders_of_caller()
+        """Token ids for the model; `special`: with those that the tokenizer adds. Raises BadInput, NotServing."""
+        most_bytes, encoders = self._settings.max_input_bytes, self.encoders()
         return await validate.encode_input(request, self.model(request.model), most_bytes, encoders, special=special)
 
-    def _encoders_of_caller(self) -> asyncio.Semaphore:
+    def encoders(self) -> asyncio.Semaphore:
+        """Of the caller's tenant."""
         return self._encoders.setdefault(caller.get().tenant, asyncio.Semaphore(ENCODERS))
 
     def _deadline(self, timeout_s: float | None) -> float:

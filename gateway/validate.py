@@ -5,7 +5,7 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -170,18 +170,20 @@ async def encode_input(
     if len(request.chat.messages) > MAX_MESSAGES:
         raise BadInput("chat", f"{len(request.chat.messages)} messages; at most {MAX_MESSAGES}")
     if field == "tokens":
+        check_room(field, request.tokens.ids, model.context_tokens)  # before anything looks at each of them
         return _known(request.tokens.ids, model.vocab_size)
     size = len(request.prompt.encode()) if field == "prompt" else request.chat.ByteSize()
     if size > max_bytes:
         raise BadInput(field, f"{size} bytes; at most {max_bytes}")
     if size > THREAD_ABOVE_BYTES or len(request.chat.messages) > THREAD_ABOVE_MESSAGES:
-        return await _encode_in_thread(request, model, encoders, special)
+        tokens: list[int] = await in_thread(encoders, _encode, request, model, special)
+        return tokens
     return _encode(request, model, special)
 
 
 def _known(ids: Sequence[int], vocab_size: int) -> list[int]:
     """Raises BadInput."""
-    if ids and (largest := max(ids)) >= vocab_size:
+    if (largest := max(ids)) >= vocab_size:
         raise BadInput("tokens", f"{largest} exceeds the vocabulary of {vocab_size}")
     return list(ids)
 
@@ -202,19 +204,18 @@ def check_scores(request: inference_pb2.GenerateRequest, tokens: int) -> None:
         raise BadInput("prompt_logprobs", f"{tokens} tokens, {each} values each; at most {MAX_SCORES} values in all")
 
 
-async def _encode_in_thread(
-    request: inference_pb2.GenerateRequest, model: TextModel, encoders: asyncio.Semaphore, special: bool
-) -> list[int]:
-    """The encoder stays taken until its thread ends: nothing stops a thread, a client that hangs up neither."""
+async def in_thread(encoders: asyncio.Semaphore, work: Callable[..., Any], *given: Any) -> Any:
+    """What `work` makes of it. The encoder stays taken until its thread ends: nothing stops a thread, a client that
+    hangs up neither."""
     await encoders.acquire()
-    encoding = asyncio.get_running_loop().run_in_executor(None, _encode, request, model, special)
+    working = asyncio.get_running_loop().run_in_executor(None, work, *given)
 
-    def over(encoded: asyncio.Future[list[int]]) -> None:
+    def over(done: asyncio.Future[Any]) -> None:
         encoders.release()
-        encoded.exception()  # if the client is gone nobody hears of it, and asyncio must not log it
+        done.exception()  # if the client is gone nobody hears of it, and asyncio must not log it
 
-    encoding.add_done_callback(over)
-    return await asyncio.shield(encoding)
+    working.add_done_callback(over)
+    return await asyncio.shield(working)
 
 
 def _encode(request: inference_pb2.GenerateRequest, model: TextModel, special: bool) -> list[int]:

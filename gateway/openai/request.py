@@ -12,7 +12,7 @@ from gateway.openai import formats, tools
 from gateway.openai.fields import MAX_ANSWERS, UINT32, Chat, Completion, Generation, Message, Part, Rendered
 from gateway.structure import Loosen, check_sizes
 from gateway.text import ALL, Takes
-from gateway.validate import check_counts
+from gateway.validate import check_counts, check_room
 from protos.errors import BadInput
 from protos.idempotence import MOST_ID_CHARS, REQUEST_ID
 from protos.v1 import types_pb2
@@ -88,14 +88,18 @@ def of_chat(body: Chat, request_id: str, takes: Takes = ALL, names: Mapping[str,
     )
 
 
-def of_completion(body: Completion, request_id: str) -> Asked:
-    """`request_id`: the id, unless the body has one. Raises BadInput."""
+def of_completion(body: Completion, request_id: str, context_tokens: int) -> Asked:
+    """`request_id`: the id, unless the body has one. `context_tokens`: longer prompts of tokens are not copied for each
+    choice, but refused. Raises BadInput."""
     echoed = body.logprobs if body.echo else None
     if echoed is not None and body.prompt_logprobs is not None:
         raise BadInput("prompt_logprobs", "not with echo and logprobs: they tell the same")
     prompts = inputs("prompt", body.prompt)
     if len(prompts) * body.n > MAX_ANSWERS:
         raise BadInput("prompt", f"{len(prompts)} prompts, each with {body.n} choices; at most {MAX_ANSWERS} in all")
+    for each in prompts:
+        if not isinstance(each, str):
+            check_room("prompt", each, context_tokens)
     return _asked(
         body,
         request_id,

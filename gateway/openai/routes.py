@@ -69,7 +69,8 @@ class Doors:
     async def completion(self, asked: Request) -> Generating:
         body = await self._body(Completion, asked)
         model = self._model(body.model, ready=True)
-        wanted = for_model(model, self._placed(request.of_completion(body, asked.state.request_id), asked, model))
+        wanted = request.of_completion(body, asked.state.request_id, model.context_tokens)
+        wanted = for_model(model, self._placed(wanted, asked, model))
         return Generating(wanted, generated(self._front, wanted))
 
     async def response(self, asked: Request) -> Responding:
@@ -101,7 +102,7 @@ class Doors:
 
     async def detokenize(self, asked: Request) -> Response:
         body = await self._body(Detokenize, asked)
-        return _json(await tokens.detokenize(self._model(body.model), body))
+        return _json(await tokens.detokenize(self._front, body, self._model(body.model)))
 
     async def request(self, asked: Request) -> Response:
         return await (self.cancel if asked.method == "DELETE" else self.status)(asked)

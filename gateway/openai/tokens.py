@@ -1,12 +1,14 @@
 """POST /tokenize and /detokenize, in vLLM's shapes."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.front import Front
 from gateway.openai import request, tools
 from gateway.openai.fields import Detokenize, Tokenize
 from gateway.text import TextModel
+from gateway.validate import in_thread
 from protos.errors import BadInput
 from protos.v1.inference_pb2 import GenerateRequest
 
@@ -29,8 +31,13 @@ async def tokenize(front: Front, body: Tokenize, model: TextModel) -> dict[str, 
     return said
 
 
-async def detokenize(model: TextModel, body: Detokenize) -> dict[str, Any]:
-    """Special tokens are told, too. In a thread, since a body may hold many. Raises BadInput."""
-    if any(token >= model.vocab_size for token in body.tokens):
+async def detokenize(front: Front, body: Detokenize, model: TextModel) -> dict[str, Any]:
+    """Special tokens are told, too. A body may hold many tokens: few of a tenant's are worked on at a time. Raises
+    BadInput."""
+    return {"prompt": await in_thread(front.encoders(), _text, body.tokens, model)}
+
+
+def _text(tokens: Sequence[int], model: TextModel) -> str:
+    if max(tokens, default=0) >= model.vocab_size:
         raise BadInput("tokens", f"a token exceeds the vocabulary of {model.vocab_size}")
-    return {"prompt": await asyncio.to_thread(model.decode, body.tokens, special=True)}
+    return model.decode(tokens, special=True)

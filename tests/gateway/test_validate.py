@@ -9,7 +9,7 @@ import pytest
 from gateway import validate
 from gateway.structure import Structures
 from gateway.text import TextModel
-from protos.errors import BadInput
+from protos.errors import BadInput, ContextExceeded
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import inference_pb2
 from protos.v1.types_pb2 import Structure
@@ -171,3 +171,10 @@ async def test_a_guess_may_be_above_max_tokens() -> None:
         task = asyncio.create_task(client.complete("a", max_tokens=5, predicted_tokens=50))
         assert (await link.accept()).predicted_tokens == 50
         task.cancel()
+
+
+async def test_tokens_that_do_not_fit_are_refused_before_each_is_looked_at() -> None:
+    request = inference_pb2.GenerateRequest()
+    request.tokens.ids.extend([2**32 - 1] * CONTEXT_TOKENS)  # none of them is in the vocabulary
+    with pytest.raises(ContextExceeded):
+        await validate.encode_input(request, TextModel(model_info()), max_bytes=1, encoders=asyncio.Semaphore())

@@ -1,5 +1,11 @@
 """Which models there are, and tokens without an answer."""
 
+from typing import Any
+
+import pytest
+
+from gateway.front import ENCODERS
+from gateway.text import TextModel
 from tests.gateway.harness import CONTEXT_TOKENS, ids
 from tests.gateway.openai.harness import CHAT, HELLO, door
 
@@ -77,3 +83,18 @@ async def test_the_document_lists_every_path_that_is_served() -> None:
         assert "/v1/chat/completions" in document["paths"]
         fields = document["components"]["schemas"]["Chat"]["properties"]
         assert {"messages", "logit_bias", "class"} <= fields.keys()
+
+
+async def test_few_of_a_tenants_texts_are_made_of_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, decode = [], TextModel.decode
+
+    def counted(self: TextModel, *given: Any, **how: Any) -> str:
+        taken.append(ENCODERS - encoders._value)
+        return decode(self, *given, **how)
+
+    monkeypatch.setattr(TextModel, "decode", counted)
+    async with door() as at:
+        encoders = at.gateway.front.encoders()
+        assert (await at.http.post("/detokenize", json={"model": "tiny", "tokens": ids("fox")})).status_code == 200
+        assert taken == [1]
+        assert encoders._value == ENCODERS
