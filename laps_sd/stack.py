@@ -44,13 +44,16 @@ _WORKER_ENVIRONMENT = {
 
 
 def emit_entry(emit: Emit, child: str, line: bytes) -> None:
+    """A line that cannot be written, to a full disk or a pipe that nobody reads any more, is lost. It ends nothing."""
     if line.strip():
-        emit(as_entry(child, line))
+        with suppress(OSError):
+            emit(as_entry(child, line))
 
 
 def to_stderr(line: bytes) -> None:
-    sys.stderr.buffer.write(line)
-    sys.stderr.buffer.flush()
+    """Past Python's buffer, which would keep what cannot be written, and fail on it when the process ends."""
+    while line:
+        line = line[os.write(sys.stderr.fileno(), line) :]
 
 
 class Stack:
@@ -142,6 +145,7 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
         ca = options.certs / "gateway" / "ca.crt" if options.certs else None
         stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", scheduler, ca, emit)
         about = {"model": str(model), "workers": options.workers, "policy": options.policy}
+        emit = partial(emit_entry, emit, "up")
         emit(json.dumps({"service": "up", **about, "event": "starting", "level": "info"}).encode() + b"\n")
         async with asyncio.TaskGroup() as tasks:
             changed = partial(_tell_targets, options, stack, emit)
