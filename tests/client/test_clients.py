@@ -323,7 +323,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """The one that the environment names."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(WAIT_S)
-        monkeypatch.setenv("http_proxy", "http://127.0.0.1:{}".format(listening.getsockname()[1]))
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{listening.getsockname()[1]}")
         monkeypatch.delenv("no_proxy", raising=False)
         yield listening
 
