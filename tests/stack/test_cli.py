@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from laps_sd import cli
 from laps_sd.interrupt import INTERRUPTED
 from tests.waiting import WAIT_S
+from worker_service.outputs import writable
 
 TABLES = {"": cli.COMMANDS, "key ": cli.KEY_COMMANDS, "bench ": cli.BENCH_COMMANDS}
 NAMES = [prefix + name for prefix, table in TABLES.items() for name in table]
@@ -162,3 +164,10 @@ def test_ctrl_c_while_code_is_made_ends_with_130_and_not_by_the_signal() -> None
 def test_a_library_that_turns_ctrl_c_into_another_error_is_no_error() -> None:
     ended = python(INTERRUPTED_LIBRARY)
     assert (ended.returncode, ended.stderr) == (INTERRUPTED, "interrupted\n")
+
+
+def test_a_link_to_a_file_that_is_not_there_yet_stays(tmp_path: Path) -> None:
+    (link := tmp_path / "link").symlink_to(tmp_path / "file")
+    writable(link)
+    assert link.is_symlink()
+    assert not link.exists()
