@@ -171,3 +171,11 @@ def test_a_link_to_a_file_that_is_not_there_yet_stays(tmp_path: Path) -> None:
     writable(link)
     assert link.is_symlink()
     assert not link.exists()
+
+
+def test_what_pull_runs_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a signal, and the exit code, are the program's own."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, words: ran.append(words))
+    CliRunner().invoke(cli.app, ["pull", "--list"])
+    assert [words[-2:] for words in ran] == [["worker_service.pull", "--list"]]
