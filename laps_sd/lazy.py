@@ -21,10 +21,7 @@ class Later(TyperCommand):
 
     def _command(self) -> Any:
         module, _, function = self.place.partition(":")
-        try:
-            found = getattr(import_module(module), function)
-        except ModuleNotFoundError as error:
-            raise typer.TyperException(f"{self.name} needs the package {error.name}, which is not here") from error
+        found = getattr(import_module(module), function)
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
         alone = typer.Typer(add_completion=False)
@@ -55,6 +52,9 @@ class Program(TyperGroup):
             if message := _sentence(error):
                 typer.echo(f"laps-sd: {message}", err=True)
             code = error.exit_code
+        except ModuleNotFoundError as error:
+            typer.echo(f"laps-sd: this command needs the package {error.name}, which is not here", err=True)
+            code = 1
         except typer.Abort:
             code = 1
         sys.exit(code)

@@ -84,6 +84,15 @@ def test_wrong_usage_is_one_sentence(words: list[str], sentence: str) -> None:
     assert (result.stdout, result.stderr.count("\n")) == ("", 1)
 
 
+@pytest.mark.parametrize("where", ["laps_sd.certs", "laps_sd.authority"])  # the command itself; what it imports later
+def test_a_package_that_is_missing_is_one_sentence(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, where, raising=False)
+    monkeypatch.setitem(sys.modules, "typer" if where == "laps_sd.certs" else "cryptography", None)
+    result = CliRunner().invoke(cli.app, ["certs", str(tmp_path / "certs")])
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith("laps-sd: this command needs the package ")
+
+
 # Ctrl-C at a chosen moment of a command: while a module is loaded, and while it is loaded in a destructor's stead.
 INTERRUPTED_IMPORT = """
 import os, signal, sys
