@@ -3,7 +3,8 @@
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -58,6 +59,13 @@ class Program(TyperGroup):
         except typer.Abort:
             code = 1
         sys.exit(code)
+
+
+def fail(error: ValueError | OSError, file: Path | None) -> NoReturn:
+    """Ends a command with a sentence of what is wrong with `file`, or with the one that the error names."""
+    words = (error.filename or file, error.strerror) if isinstance(error, OSError) else (file, error)
+    typer.echo(": ".join(("laps-sd", *(str(word) for word in words if word))), err=True)
+    raise typer.Exit(1) from error
 
 
 def _sentence(error: typer.TyperException) -> str:

@@ -1,5 +1,6 @@
 """The command line as a whole: what its help needs, what it says of wrong input, and how Ctrl-C ends it."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gateway.keys import new_key
+from gateway.rights import Right
 from laps_sd import cli
 from laps_sd.interrupt import INTERRUPTED
 from tests.waiting import WAIT_S
@@ -180,6 +183,24 @@ def test_a_link_to_a_file_that_is_not_there_yet_stays(tmp_path: Path) -> None:
     writable(link)
     assert link.is_symlink()
     assert not link.exists()
+
+
+@pytest.mark.parametrize("words", [["key", "new", "me", "--file", "/dev/full"], ["certs", "TMP/certs"]])
+def test_a_full_disk_is_told_with_its_file(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("laps_sd.authority.make_certs", full)
+    monkeypatch.setattr("gateway.keys.new_key", full)
+    words = [word.replace("TMP", str(tmp_path)) for word in words]
+    assert CliRunner().invoke(cli.app, words).stderr == f"laps-sd: {words[-1]}: No space left on device\n"
+
+
+def test_a_comment_of_a_key_is_shown_as_it_is(tmp_path: Path) -> None:
+    _, line = new_key("me", [Right.GENERATE])
+    (file := tmp_path / "keys").write_text(f"{line} # [Ann] [/x]\n")
+    result = CliRunner().invoke(cli.app, ["key", "list", "--file", str(file)])
+    assert "[Ann] [/x]" in result.output
 
 
 def test_what_pull_runs_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
