@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from laps_sd.client import AsyncClient, BadInput, Chunk, Collector, Completion, RequestError
+from laps_sd.client import AsyncClient, BadInput, Chunk, Collector, Completion, Lost, NotServing, RequestError
 from laps_sd.interrupt import INTERRUPTED
 from laps_sd.reach import LISTENS_S, listens
 
@@ -21,24 +21,32 @@ Ask = Callable[[AsyncClient], AsyncIterator[Chunk]]
 def show(
     server: str, api_key: str | None, ca: Path | None, ask: Ask, *, as_json: bool, stats: bool, after: str = ""
 ) -> None:
-    """Prints the answer to stdout. `after`: the request outlives a pause of the service, and Ctrl-C, after which this
-    is printed to stderr. Raises typer.Exit."""
+    """Prints the answer to stdout. `after`: the request outlives a pause of the service, and Ctrl-C. This is printed to
+    stderr if the command ends before it. Raises typer.Exit."""
+    begun = False
 
     async def answer(client: AsyncClient) -> AsyncIterator[Chunk]:
+        nonlocal begun
         if after:  # the client itself would wait for half a minute
             await listens(server, api_key, ca, LISTENS_S)
+        begun = True
         async for chunk in ask(client):
             yield chunk
+
+    def tell_after(condition: str = "") -> None:
+        if after and begun:
+            typer.echo(f"laps-sd: {condition}{after}", err=True)
 
     try:
         completion = asyncio.run(_stream(AsyncClient(server, api_key=api_key, ca=ca), answer, echo=not as_json))
     except RequestError as error:
         hint = " (use --raw for a model without a chat template)" if _lacks_template(error) else ""
         typer.echo(f"laps-sd: {error.code.name}: {error.message}{hint}", err=True)
+        if isinstance(error, NotServing | Lost):  # others end the request as well
+            tell_after("if the service has it, ")
         raise typer.Exit(1) from error
     if completion is None:
-        if after:
-            typer.echo(f"laps-sd: {after}", err=True)
+        tell_after()
         raise typer.Exit(INTERRUPTED)
     if as_json:
         present = {name: value for name, value in asdict(completion).items() if value is not None}

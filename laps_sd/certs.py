@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from laps_sd.lazy import fail
+
 
 def certs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Gets one folder for each service.")],
@@ -43,7 +45,5 @@ def certs(
     try:
         end = make_certs(folder, host or (), days, namespace)
     except (OSError, ValueError) as error:
-        words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        typer.echo(f"laps-sd: {words}", err=True)
-        raise typer.Exit(1) from error
+        fail(error, folder if isinstance(error, OSError) else None)
     typer.echo(f"{folder}: certificates of {', '.join(PURPOSES)}, good until {end:%Y-%m-%d}")

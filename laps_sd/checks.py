@@ -124,10 +124,10 @@ def _check_model(model: str, setting: str = "--model") -> None:
     """What a folder or a file shows at once. Whether a model of a hub is there, and what can be served, comes later."""
     from worker_service.catalogue import CATALOGUE  # these are light
     from worker_service.hub import parse_name
-    from worker_service.model_files import ModelError, check_files
+    from worker_service.model_files import ModelError, at_home, check_files
 
-    path = Path(model).expanduser()
     try:
+        path = at_home(model)
         if path.is_dir() and model not in CATALOGUE:
             check_files(path)
         elif path.is_file() and (path.suffix != ".gguf" or path.open("rb").read(4) != b"GGUF"):
@@ -151,9 +151,9 @@ def _check_shares(model: str, devices: int) -> None:
     """Whether the devices can share the model's heads of keys and values, as far as that is known before the model is
     there."""
     from worker_service.catalogue import CATALOGUE  # these are light
-    from worker_service.model_files import kv_heads
+    from worker_service.model_files import at_home, kv_heads
 
-    path = Path(model).expanduser()
+    path = at_home(model)
     heads = CATALOGUE[model].kv_heads if model in CATALOGUE else kv_heads(path) if path.is_dir() else None
     if heads is not None and heads % devices:
         raise Wrong("--devices", f"{devices} devices cannot share the {heads} heads of keys and values of {model}")
@@ -162,9 +162,9 @@ def _check_shares(model: str, devices: int) -> None:
 def _check_layers(model: str, stages: int) -> None:
     """As _check_shares, of layers."""
     from worker_service.catalogue import CATALOGUE
-    from worker_service.model_files import layers
+    from worker_service.model_files import at_home, layers
 
-    path = Path(model).expanduser()
+    path = at_home(model)
     found = CATALOGUE[model].layers if model in CATALOGUE else layers(path) if path.is_dir() else None
     if found is not None and found < stages:
         raise Wrong("--stages", f"{stages} stages are more than the {found} layers of {model}")

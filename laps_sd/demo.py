@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
 
 import typer
 from platformdirs import user_log_dir
@@ -78,8 +80,7 @@ def run_demo(model: str, policy: str, device: Device, dtype: Dtype, picture: Pat
             await stack.order_by(BASE)
             runs.append(await _run(None, stack))
 
-    log_file = Path(user_log_dir("laps-sd", ensure_exists=True), "demo.log")
-    with log_file.open("wb", buffering=0) as log:
+    with _log() as log:
         finished = run_stack(options, show, emit=log.write)
     if not finished:
         console.print("interrupted; the stack is down")
@@ -88,12 +89,20 @@ def run_demo(model: str, policy: str, device: Device, dtype: Dtype, picture: Pat
         _tell_answers(console, asked_for(runs)[0])
     tell(console, runs)
     console.print(
-        f"the stack is down again; all in all {time.monotonic() - started:.1f} s; its logs: {log_file}", highlight=False
+        f"the stack is down again; all in all {time.monotonic() - started:.1f} s; its logs: {log.name}", highlight=False
     )
     if picture is not None:
         draw(picture, runs)
     if not all(run.finished for run in runs):
         raise typer.Exit(1)
+
+
+def _log() -> Any:
+    """A file for the services' logs, in the home directory if that can be written."""
+    try:
+        return Path(user_log_dir("laps-sd", ensure_exists=True), "demo.log").open("wb", buffering=0)
+    except OSError:
+        return NamedTemporaryFile(prefix="laps-sd-demo-", suffix=".log", buffering=0, delete=False)
 
 
 async def _run(console: Console | None, stack: Stack, title: str = "") -> Run:

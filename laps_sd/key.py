@@ -4,11 +4,12 @@ allow."""
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from gateway.rights import Right
+from laps_sd.lazy import fail
 
 KeysFile = Annotated[
     Path,
@@ -34,7 +35,7 @@ def new(
                 unended = lines.read(1) not in (b"", b"\n")  # some editors leave out the last line break
                 lines.write(b"\n" * unended + line.encode() + b"\n")
     except (ValueError, OSError) as error:
-        _fail(error)
+        fail(error, file if isinstance(error, OSError) else None)
     typer.echo(f"key: {made}")
     typer.echo(f"line: {line}")
 
@@ -42,6 +43,7 @@ def new(
 def list_keys(file: KeysFile) -> None:
     """List the keys of FILE: the id that begins each, its tenant, its rights. The keys themselves are in no file."""
     from rich.table import Table
+    from rich.text import Text
 
     from gateway.keys import read_entries
     from laps_sd import terminal
@@ -51,9 +53,9 @@ def list_keys(file: KeysFile) -> None:
         table.add_column(title, overflow="fold")
     try:
         for id, (entry, comment) in read_entries(file.read_text()).items():
-            table.add_row(id, entry.caller.tenant, ",".join(sorted(entry.caller.rights)), comment)
+            table.add_row(id, entry.caller.tenant, ",".join(sorted(entry.caller.rights)), Text(comment))
     except (ValueError, OSError) as error:
-        _fail(error, file)
+        fail(error, file)
     terminal.console().print(table)
 
 
@@ -78,11 +80,5 @@ def revoke(
             lines.write(left.encode())
         os.replace(draft, target)
     except (ValueError, OSError) as error:
-        _fail(error, file)
+        fail(error, file)
     typer.echo(f"revoked {asked}")
-
-
-def _fail(error: ValueError | OSError, file: Path | None = None) -> NoReturn:
-    words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-    typer.echo(f"laps-sd: {f'{file}: ' if file and isinstance(error, ValueError) else ''}{words}", err=True)
-    raise typer.Exit(1) from error

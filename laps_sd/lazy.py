@@ -3,7 +3,8 @@
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -21,10 +22,7 @@ class Later(TyperCommand):
 
     def _command(self) -> Any:
         module, _, function = self.place.partition(":")
-        try:
-            found = getattr(import_module(module), function)
-        except ModuleNotFoundError as error:
-            raise typer.TyperException(f"{self.name} needs the package {error.name}, which is not here") from error
+        found = getattr(import_module(module), function)
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
         alone = typer.Typer(add_completion=False)
@@ -55,9 +53,19 @@ class Program(TyperGroup):
             if message := _sentence(error):
                 typer.echo(f"laps-sd: {message}", err=True)
             code = error.exit_code
+        except ModuleNotFoundError as error:
+            typer.echo(f"laps-sd: this command needs the package {error.name}, which is not here", err=True)
+            code = 1
         except typer.Abort:
             code = 1
         sys.exit(code)
+
+
+def fail(error: ValueError | OSError, file: Path | None) -> NoReturn:
+    """Ends a command with a sentence of what is wrong with `file`, or with the one that the error names."""
+    words = (error.filename or file, error.strerror) if isinstance(error, OSError) else (file, error)
+    typer.echo(": ".join(("laps-sd", *(str(word) for word in words if word))), err=True)
+    raise typer.Exit(1) from error
 
 
 def _sentence(error: typer.TyperException) -> str:

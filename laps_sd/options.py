@@ -29,7 +29,10 @@ def check_drafter(drafter: str) -> str:
         from protos.settings import addresses  # it loads much
 
         return REMOTE + addresses(drafter.removeprefix(REMOTE))
-    folder = Path(drafter).expanduser()
+    try:
+        folder = Path(drafter).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{drafter}: {error}") from None
     if not folder.is_dir():
         raise ValueError(f"{drafter!r} is none of none, ngram, default, remote:HOST:PORT, and no directory")
     return str(folder.resolve())

@@ -111,7 +111,9 @@ def own_redis(options: Options, folder: Path) -> Iterator[tuple[str, list[Comman
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise StackError(f"{data} is used by another stack; give --data-dir") from error
+            taken = isinstance(error, BlockingIOError)
+            why = "is used by another stack" if taken else f"cannot be locked, {error.strerror}"
+            raise StackError(f"{data} {why}; give --data-dir") from error
         # In `folder`, since a socket's path may have at most 107 bytes and no other user may reach it.
         socket_path = folder / "redis.sock"
         yield f"unix://{socket_path}", [server_command(find_server(), data, socket_path)]

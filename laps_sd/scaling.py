@@ -72,8 +72,8 @@ class Workers:
     @asynccontextmanager
     async def listening(self, grpc_port: int, emit: Callable[[bytes], object]) -> AsyncIterator[None]:
         """Take questions while the block runs. Where the socket cannot be made a line goes to `emit`."""
-        path = socket_path(grpc_port)
         try:
+            path = socket_path(grpc_port)
             _make_room(path)
             server = await asyncio.start_unix_server(self._answer, path)
         except OSError as error:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, CliApp
+from pydantic_settings import BaseSettings, CliApp, SettingsError
 
 from gateway.config import Settings as Gateway
 from laps_sd.checks import Wrong, flag
@@ -58,6 +58,8 @@ def _check(options: Options, service: str, settings: type[BaseSettings], command
             CliApp.run(settings, cli_args=list(flags))
         except ValidationError as error:
             raise _told(service, error) from None
+        except SettingsError as error:
+            raise Wrong(f"[{service}]", f"{error}: {error.__cause__}") from None
 
 
 def _told(service: str, error: ValidationError) -> Wrong:

@@ -65,7 +65,8 @@ def figures(fared: Sequence[Fared]) -> dict[str, float]:
     row |= {"p99_e2el_ms": latencies[min(len(latencies) - 1, int(0.99 * len(latencies)))]}
     if hot := [1e3 * one.latency_s for one in fared if one.tenant == HOT]:
         row |= {"hot_mean_ms": fmean(hot)}
-        row |= {"others_mean_ms": fmean(1e3 * one.latency_s for one in fared if one.tenant != HOT)}
+    if hot and (others := [1e3 * one.latency_s for one in fared if one.tenant != HOT]):
+        row |= {"others_mean_ms": fmean(others)}
     return row
 
 

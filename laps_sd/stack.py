@@ -44,13 +44,16 @@ _WORKER_ENVIRONMENT = {
 
 
 def emit_entry(emit: Emit, child: str, line: bytes) -> None:
+    """A line that cannot be written, to a full disk or a pipe that nobody reads any more, is lost. It ends nothing."""
     if line.strip():
-        emit(as_entry(child, line))
+        with suppress(OSError):
+            emit(as_entry(child, line))
 
 
 def to_stderr(line: bytes) -> None:
-    sys.stderr.buffer.write(line)
-    sys.stderr.buffer.flush()
+    """Past Python's buffer, which would keep what cannot be written, and fail on it when the process ends."""
+    while line:
+        line = line[os.write(sys.stderr.fileno(), line) :]
 
 
 class Stack:
@@ -142,6 +145,7 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
         ca = options.certs / "gateway" / "ca.crt" if options.certs else None
         stack = Stack(commands, f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", scheduler, ca, emit)
         about = {"model": str(model), "workers": options.workers, "policy": options.policy}
+        emit = partial(emit_entry, emit, "up")
         emit(json.dumps({"service": "up", **about, "event": "starting", "level": "info"}).encode() + b"\n")
         async with asyncio.TaskGroup() as tasks:
             changed = partial(_tell_targets, options, stack, emit)
@@ -172,10 +176,7 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
         options.log_level,
     ]
     arguments += ["--max-backlog-s", options.max_backlog_s]
-    if options.tenants is not None:
-        arguments += ["--tenants", str(options.tenants)]
-    if options.event_log is not None:
-        arguments += ["--event-log", str(options.event_log)]
+    arguments += _given(tenants=options.tenants, event_log=options.event_log)
     if options.schedulers > 1:
         arguments.append("--standby")
     # Not a flag, since every user of the machine can list flags, and the URL may hold a password.
@@ -224,18 +225,12 @@ def worker_named(
         environment.setdefault(_KV_TOKENS, os.environ.get(_KV_TOKENS) or "32768")
     arguments += ["--drafter", options.drafter, "--threads", str(threads)]
     arguments += _tls(options, "worker")
-    if options.draft_len is not None:
-        arguments += ["--max-draft", str(options.draft_len)]
     arguments += ["--host", HOST, "--health-port", "0", "--log-level", options.log_level]
     arguments += ["--drain-s", str(WORKER_DRAIN_S)]
-    if options.kv_tokens is not None:
-        arguments += ["--kv-tokens", str(options.kv_tokens)]
-    if options.host_kv_tokens is not None:
-        arguments += ["--host-kv-tokens", str(options.host_kv_tokens)]
+    arguments += _given(max_draft=options.draft_len, pace=options.pace)
+    arguments += _given(kv_tokens=options.kv_tokens, host_kv_tokens=options.host_kv_tokens)
     if joins:
         arguments.append("--leave-if-refused")
-    if options.pace is not None:
-        arguments += ["--pace", options.pace]
     if options.stages > 1:
         arguments += ["--stages", str(options.stages), "--rendezvous", f"{HOST}:{claim_ports(0)[0]}"]
     if options.processes > 1:
@@ -261,10 +256,7 @@ def gateway_command(options: Options, grpc_port: int, http_port: int, scheduler:
     arguments = _python("gateway", "--host", HOST, "--grpc-port", grpc_port, "--http-port", http_port)
     arguments += ["--scheduler", scheduler, "--drain-s", str(options.drain_s), "--log-level", options.log_level]
     arguments += _tls(options, "gateway")
-    if options.max_requests is not None:
-        arguments += ["--max-requests", str(options.max_requests)]
-    if options.api_keys is not None:
-        arguments += ["--api-keys", str(options.api_keys)]
+    arguments += _given(max_requests=options.max_requests, api_keys=options.api_keys)
     return Command("gateway", arguments, _further(options, "gateway"), stop_s=options.drain_s + DRAIN_SLACK_S)
 
 
@@ -286,6 +278,12 @@ def _tell_targets(options: Options, stack: Stack, emit: Emit) -> None:
         targets.write(options.metrics_targets, targets.addresses(running))
     except OSError as error:
         emit(b'{"service": "up", "event": "targets_not_written", "reason": %s}\n' % json.dumps(str(error)).encode())
+
+
+def _given(**values: object) -> list[str]:
+    """The flags of those that are not None."""
+    told = ((f"--{name.replace('_', '-')}", str(value)) for name, value in values.items() if value is not None)
+    return [word for pair in told for word in pair]
 
 
 def _tls(options: Options, service: str) -> list[str]:

@@ -75,12 +75,14 @@ class UnusableArgsError(UnusableError):
 
 
 def _probe(python: Path) -> dict[str, Any]:
-    asking = [str(python.expanduser().absolute()), "-P", vllm_probe.__file__, *requirements()]
     try:
+        asking = [str(python.expanduser().absolute()), "-P", vllm_probe.__file__, *requirements()]
         done = subprocess.run(asking, capture_output=True, timeout=_PROBE_S, stdin=subprocess.DEVNULL, check=True)
         told: dict[str, Any] = json.loads(done.stdout)
     except OSError as error:
         raise UnusableError(f"{python} cannot be run: {error.strerror}") from None
+    except RuntimeError as error:  # of ~, for nobody's home
+        raise UnusableError(f"{python}: {error}") from None
     except (subprocess.SubprocessError, ValueError):
         raise UnusableError(f"{python} is no Python interpreter of version 3.11 or later") from None
     return told

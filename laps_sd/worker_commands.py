@@ -1,6 +1,6 @@
 """Commands that a program of the worker carries out, because they need the model. Nothing is decided here."""
 
-import subprocess
+import os
 import sys
 from typing import Annotated
 
@@ -27,10 +27,5 @@ def pull(
 
 
 def _run(module: str, *arguments: str) -> None:
-    """Ends this command with the program's exit code."""
-    process = subprocess.Popen([sys.executable, "-P", "-m", "laps_sd.interrupt", module, *arguments])
-    while True:
-        try:
-            raise typer.Exit(process.wait())
-        except KeyboardInterrupt:
-            continue  # the program got the signal as well, and ends in good order
+    """The program takes the place of this process."""
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "laps_sd.interrupt", module, *arguments])

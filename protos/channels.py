@@ -18,12 +18,14 @@ _KEEPALIVE: list[tuple[str, int]] = [
 ]
 
 
-def options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Options for channels and servers: the same on both ends of a link."""
+def options(max_message_bytes: int, *, by_proxy: bool = False) -> list[tuple[str, int]]:
+    """Options for channels and servers: the same on both ends of a link. `by_proxy`: a channel goes through the HTTP
+    proxy that the environment names, if any."""
     return [
         *_KEEPALIVE,
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.enable_http_proxy", int(by_proxy)),
         ("grpc.so_reuseport", 0),  # two services on one port is a mistake, never a load balancer
         # A peer that was restarted is found again within a second; by default it could take two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),

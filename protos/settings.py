@@ -6,7 +6,7 @@ import sys
 from typing import Annotated, Self, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, CliApp
+from pydantic_settings import BaseSettings, CliApp, SettingsError
 
 from protos.bounds import LogLevel, Port
 from protos.channels import is_loopback as is_loopback
@@ -64,7 +64,9 @@ def read(kind: type[Settings], service: str) -> Settings:
             where = ".".join(map(str, problem["loc"]))
             words = problem["msg"].removeprefix("Value error, ")
             print(": ".join(filter(None, (service, where, words))), file=sys.stderr)  # noqa: T201
-        sys.exit(BAD_SETTINGS)
+    except SettingsError as error:
+        print(f"{service}: {error}: {error.__cause__}", file=sys.stderr)  # noqa: T201
+    sys.exit(BAD_SETTINGS)
 
 
 _ADDRESS = re.compile(r"([^\s:,\[\]]+|\[[^\s,\[\]]+\]):(?P<port>\d{1,5})")

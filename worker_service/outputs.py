@@ -1,5 +1,6 @@
 """Files that a command writes when its work is done: whether they can be written is said before it begins."""
 
+import os
 from pathlib import Path
 
 import typer
@@ -8,11 +9,12 @@ import typer
 def writable(file: Path | None) -> Path | None:
     """For an option's `callback`: the file, which is not made yet. Raises typer.BadParameter."""
     if file is not None:
-        there = file.exists()
+        place = Path(os.path.realpath(file))  # a link stays, whether there is something behind it or not
+        there = place.exists()
         try:
-            file.open("ab").close()
+            place.open("ab").close()
             if not there:
-                file.unlink()
+                place.unlink()
         except OSError as error:
             raise typer.BadParameter(f"{file} cannot be written: {error.strerror}") from None
     return file

@@ -23,6 +23,7 @@ from laps_sd.client.wire import (
     RequestError,
     inference_pb2,
     inference_pb2_grpc,
+    is_loopback,
     options,
 )
 
@@ -71,9 +72,9 @@ class Base:
 
     def _open(self, grpc_module: Any) -> list[Connection]:
         """One for each target, made by grpc or by grpc.aio. None connects before it is used."""
-        credentials, settings = self._server.credentials(), options(PUBLIC_MESSAGE_BYTES)
-        made = []
+        credentials, made = self._server.credentials(), []
         for target in self._server.targets:
+            settings = options(PUBLIC_MESSAGE_BYTES, by_proxy=not is_loopback(target.rpartition(":")[0]))
             if credentials is None:
                 channel = grpc_module.insecure_channel(target, options=settings)
             else:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from laps_sd.compare.design import BASE, BURST, Cell, Run, due
-from laps_sd.compare.replay import ORACLE, fleet_of, mean_ms, recording_of
-from scheduler_service.sim.costs import StepCosts
+from laps_sd.compare.replay import ORACLE, fleet_of_cell, mean_ms, recording_of
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job, read_workload
 
@@ -35,7 +34,7 @@ def other_arrivals(
         if not recording.exists():
             continue
         jobs = read_workload(recording)
-        fleet = fleet_of(run.cell.slots, StepCosts(**found["step_costs"]), settings["draft_len"], found["kv_tokens"])
+        fleet = fleet_of_cell(found, summary)
         times = [
             due(replace(run, repetition=draw), len(jobs), capacity[run.capacity.name], settings["seed"])
             for draw in DRAWS

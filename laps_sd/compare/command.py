@@ -164,7 +164,7 @@ def compare(
     except live.Interrupted:
         typer.echo("laps-sd: stopped; the same command goes on from here", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    except (OtherSettings, Damaged, ModelError) as error:
+    except (OtherSettings, Damaged, ModelError, OSError) as error:
         typer.echo(f"laps-sd: {error}", err=True)
         raise typer.Exit(1) from None
     pool_of = {"files": [file.name for file in workload or []], "kinds": dict(prompts.counted(pool))}

@@ -17,10 +17,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from laps_sd.compare import trial
-from laps_sd.compare.replay import fleet_of
+from laps_sd.compare.replay import fleet_of_cell
 from scheduler_service import core, sim
 from scheduler_service.sim.capped import simulate_capped
-from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.journal import Journal, code_digest
 from scheduler_service.sim.oracle import parts, simulated_policy
 from scheduler_service.sim.results import interval_95, summarise
@@ -144,11 +143,8 @@ def _measured(unit: Unit) -> dict[str, float]:
 def _drawn(folder: Path, name: str, number: int, seed: int) -> tuple[list[Job], SimFleet]:
     summary = json.loads((folder / "record.json").read_text())
     cell = cell_of(summary, name)
-    fleet = fleet_of(
-        cell["slots"], StepCosts(**cell["step_costs"]), summary["settings"]["draft_len"], cell["kv_tokens"]
-    )
     (jobs,) = trial.drawn([number], seed)(summary, cell, folder / "recordings")
-    return jobs, fleet
+    return jobs, fleet_of_cell(cell, summary)
 
 
 # ---- what is said of them ----

@@ -63,6 +63,12 @@ def fleet_of(slots: int, costs: StepCosts, draft_len: int, kv_tokens: int) -> Si
     )
 
 
+def fleet_of_cell(cell: Mapping[str, Any], summary: Mapping[str, Any], kv_tokens: int = 0) -> SimFleet:
+    """The worker of a recorded cell. `kv_tokens`: of memory; 0: as recorded."""
+    costs, draft_len = StepCosts(**cell["step_costs"]), summary["settings"]["draft_len"]
+    return fleet_of(cell["slots"], costs, draft_len, kv_tokens or cell["kv_tokens"])
+
+
 def mean_ms(jobs: Sequence[Job], policy: str, fleet: SimFleet) -> float:
     """Mean latency of the jobs under `policy`: `oracle`, or a name with settings behind colons."""
     simulated = simulated_policy(*parts(policy), jobs, fleet.reference_draft)

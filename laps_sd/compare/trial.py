@@ -18,9 +18,8 @@ from statistics import fmean
 from typing import Any
 
 from laps_sd.compare.design import BASE, BURST, Cell, Run, due
-from laps_sd.compare.replay import fleet_of, recording_of
+from laps_sd.compare.replay import fleet_of_cell, recording_of
 from scheduler_service.core.policies import LapsSd
-from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.oracle import parts, simulated_policy
 from scheduler_service.sim.phases import phases, watched
 from scheduler_service.sim.results import interval_95, summarise
@@ -60,12 +59,7 @@ def main() -> None:
     results: dict[str, list[Figures]] = {}
     for cell in cells:
         workloads = recorded if not flags.draws else drawn(range(flags.draws), flags.seed)
-        fleet = fleet_of(
-            cell["slots"],
-            StepCosts(**cell["step_costs"]),
-            summary["settings"]["draft_len"],
-            flags.kv_tokens or cell["kv_tokens"],
-        )
+        fleet = fleet_of_cell(cell, summary, flags.kv_tokens)
         runs = [tried(policies, jobs, fleet) for jobs in workloads(summary, cell, flags.folder / "recordings")]
         results[cell["name"]] = runs
         print(f"\n{cell['name']}, {len(runs)} draws\n\n{table(policies, runs)}", flush=True)

@@ -54,7 +54,9 @@ class Work:
         """Whether the folder has the run, a load made with the capacity that the folder has now."""
         if not self._folder.has(run, faulty=self.tolerant):
             return False
-        return run.cell.load == BURST or self._folder[run]["capacity"] == self._capacity(run)
+        if run.cell.load == BURST:
+            return True
+        return self._folder.has(run.capacity, faulty=True) and self._folder[run]["capacity"] == self._capacity(run)
 
     def _capacity(self, run: Run) -> float:
         """Of the run's cell and repetition, in requests a second."""

@@ -19,7 +19,7 @@ import psutil
 from laps_sd.gatewaybench.load import Reader, connect, open_streams, straight
 from laps_sd.ports import HOST, claim_ports
 from laps_sd.schedbench.processes import children, serving, used_s
-from laps_sd.supervise import Command
+from laps_sd.supervise import Command, leashed
 from protos.serving import address
 
 SERVICE = "laps_sd.v1.Inference"
@@ -104,7 +104,7 @@ async def _asked(
     if len(ttfts_s) < 2:
         raise ConnectionError(f"{problems} requests failed beside the streams, {len(ttfts_s)} did not")
     for_chunks_s = (_events(streams) - events) / chunks_per_cpu_s if chunks_per_cpu_s else 0.0
-    percentiles, least_s = quantiles(ttfts_s, n=100), median(straight_s)
+    percentiles, least_s = percentiles_of(ttfts_s), median(straight_s)
     return {
         "probes": len(ttfts_s),
         "ttft_p50_ms": percentiles[49] * 1000,
@@ -114,6 +114,11 @@ async def _asked(
         "cpu_ms_per_request": (used_s(gateway) - used - for_chunks_s) / len(ttfts_s) * 1000,
         "problems": problems,
     }
+
+
+def percentiles_of(values: Sequence[float]) -> list[float]:
+    """From the first to the 99th, of two values or more. None is beyond the values."""
+    return quantiles(values, n=100, method="inclusive")
 
 
 def _events(streams: Sequence[Reader]) -> int:
@@ -148,7 +153,7 @@ async def gateway_of_stub(
     live. `hold`: no stream gets a second round before so many are open."""
     grpc_port, http_port = claim_ports(0, 0)
     stub = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "laps_sd.gatewaybench.stub", "--model", str(model)),
+        *leashed([sys.executable, "-P", "-m", "laps_sd.gatewaybench.stub", "--model", str(model)]),
         *("--rounds-per-s", str(rounds_per_s), "--tokens-per-round", str(tokens_per_round), "--hold", str(hold)),
         stdout=subprocess.PIPE,
     )

@@ -79,6 +79,7 @@ class Process(Driver):
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=MOST_LINE_BYTES,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which ends its drivers
         )
         return self
 

@@ -116,6 +116,7 @@ def scheduler(
             waiting or [100, 1_000, 10_000, 100_000], gateways or [1], tenants or [1], workers or [1, 4, 16, 64]
         )
     ]
+    record = read(json_file) if json_file is not None else {}
     settings = {"slots": batch, "seconds": seconds, "policy": policy, "python": platform.python_version()}
     options = Options(policy=policy, max_backlog_s="inf", log_level="warning", grpc_port=0)
     try:
@@ -150,13 +151,25 @@ def scheduler(
         drawn.add_row(*(form.format(**row) for form in columns.values()))
     terminal.console().print(drawn)
     if json_file is not None:
-        write(json_file, settings, section, rows)
+        write(json_file, record, settings, section, rows)
 
 
-def write(file: Path, settings: dict[str, Any], section: str, rows: list[dict[str, Any]]) -> None:
-    """Into the record: rows with the same key are replaced, others stay, so that several runs make one record. The
-    settings are those of its cells."""
-    record = json.loads(file.read_text()) if file.exists() else {}
+def read(file: Path) -> dict[str, Any]:
+    """The record that it holds; an empty file holds an empty one. Raises typer.BadParameter."""
+    try:
+        record = json.loads(file.read_text() or "{}") if file.exists() else {}
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise typer.BadParameter(f"{file} holds something else than a record", param_hint="--json")
+    return record
+
+
+def write(
+    file: Path, record: dict[str, Any], settings: dict[str, Any], section: str, rows: list[dict[str, Any]]
+) -> None:
+    """With these rows in the record: those with the same key are replaced, others stay, so that several runs make one
+    record. The settings are those of its cells."""
     if section == "cells" or not record:
         record = {**settings, **record, **settings}
     keys = [[row.get(part) for part in KEY] for row in rows]

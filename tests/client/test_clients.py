@@ -3,6 +3,7 @@
 import asyncio
 import multiprocessing
 import os
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -324,3 +325,30 @@ async def test_the_synchronous_client_used_as_the_other_one_says_which_is_meant(
 def test_every_error_is_a_request_error(by: Any) -> None:
     with serving(Gateway([grpc.StatusCode.INTERNAL])) as gateway, pytest.raises(RequestError):
         by("complete", "x")(gateway.target)
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The one that the environment names."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(WAIT_S)
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        yield listening
+
+
+@both
+@pytest.mark.usefixtures("proxy")
+def test_no_proxy_is_asked_for_a_server_of_this_machine(by: Any) -> None:
+    with serving(Gateway([])) as gateway:
+        assert by("stats")(gateway.target).policy == "fcfs"
+
+
+def test_a_proxy_is_asked_for_another_machine(proxy: socket.socket) -> None:
+    with Client("far.invalid:50051") as client, ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(client.stats)
+        connection, _ = proxy.accept()
+        assert connection.recv(100).startswith(b"CONNECT far.invalid:50051 ")
+        proxy.close()
+        connection.close()
+        assert isinstance(asking.exception(WAIT_S), NotServing)

@@ -1,5 +1,6 @@
 """The flags of `laps-sd compare`; nothing is begun."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -109,6 +110,16 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str) -> None:
     result = compare(tmp_path)
     assert result.exit_code == 1
     assert f"{file} holds no JSON" in result.output
+
+
+def test_a_disk_that_is_full_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("laps_sd.compare.work.Work.through", full)
+    result = compare(tmp_path)
+    assert result.exit_code == 1
+    assert "laps-sd: [Errno 28] No space left on device\n" in result.stderr
 
 
 def test_a_report_without_any_run_that_counts_says_why(tmp_path: Path) -> None:

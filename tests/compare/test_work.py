@@ -96,6 +96,13 @@ def test_loads_are_run_anew_when_their_capacity_was(tmp_path: Path, services: Se
     assert services.rates[-1] == pytest.approx(services.rates[2] / 2)
 
 
+def test_loads_whose_capacity_was_removed_are_missing(tmp_path: Path, services: Services) -> None:
+    work(tmp_path).through(ASKED, None)
+    (tmp_path / "runs" / f"{ASKED[0].capacity.name}.json").unlink()
+    of_it = [run for run in ASKED if run.capacity == ASKED[0].capacity and run.cell.load != "burst"]
+    assert work(tmp_path).through(ASKED, 0.0) == 1 + len(of_it)
+
+
 def test_no_run_begins_after_its_time(tmp_path: Path, services: Services) -> None:
     assert work(tmp_path).through(ASKED, 0.0) == len(ASKED)
     assert not services.begun

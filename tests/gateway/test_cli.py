@@ -2,14 +2,20 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 
 import pytest
+from typer.testing import CliRunner
 
+from laps_sd.cli import app
+from laps_sd.client import BadInput, Lost, RequestError
+from laps_sd.interrupt import INTERRUPTED
 from protos.v1 import types_pb2
+from tests.client.scripted import Gateway, serving
 from tests.gateway.harness import WAIT_S, ending, ids, stack
 
 
@@ -123,3 +129,22 @@ async def test_ctrl_c_cancels_the_request_and_exits_130() -> None:
         process.send_signal(signal.SIGINT)
         assert (await link.next("cancel")).request_id == submit.request_id
         assert (await output(process))[0] == 130
+
+
+@pytest.mark.parametrize(("error", "told"), [(Lost("a gap"), True), (BadInput("prompt", "too long"), False)])
+def test_how_to_resume_is_told_if_a_detached_request_may_run_on(error: RequestError, told: bool) -> None:
+    with serving(Gateway([error])) as gateway:
+        words = ["generate", "x", "--raw", "--detach", "--request-id", "mine", "--server", gateway.target]
+        result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert ("laps-sd resume mine" in result.stderr) is told
+
+
+def test_nothing_runs_on_that_was_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr("laps_sd.answer.listens", interrupted)
+    result = CliRunner().invoke(app, ["generate", "x", "--detach"])
+    assert (result.exit_code, result.stderr) == (INTERRUPTED, "")

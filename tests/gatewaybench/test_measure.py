@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 from laps_sd.cli import app
 from laps_sd.gatewaybench.command import FIGURES, told
 from laps_sd.gatewaybench.load import Reader, straight
-from laps_sd.gatewaybench.measure import Load, measure
+from laps_sd.gatewaybench.measure import Load, gateway_of_stub, measure, percentiles_of
 from laps_sd.ports import HOST, claim_ports
+from laps_sd.supervise import leashed
 from protos.serving import address
 from tests.gateway.harness import TOKENIZER
 
@@ -62,3 +63,21 @@ async def test_events_are_counted_wherever_they_are_cut() -> None:
     for i in range(len(said)):
         reader.data_received(said[i : i + 1])
     assert reader.events == 2
+
+
+def test_no_percentile_is_beyond_what_was_measured() -> None:
+    assert percentiles_of([1.0, 2.0])[98] <= 2.0
+
+
+async def test_the_stub_ends_with_the_bench_however_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    async def begin(*words: str, **_: object) -> None:
+        begun.extend(words)
+        raise ConnectionError
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", begin)
+    with pytest.raises(ConnectionError):
+        async with gateway_of_stub(1.0, 1, 1, tmp_path):
+            pass
+    assert begun[: len(leashed([]))] == leashed([])

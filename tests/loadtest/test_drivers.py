@@ -1,5 +1,7 @@
 """Shares of a load, and what becomes of driver processes that fail."""
 
+import os
+
 import pytest
 
 from laps_sd.loadtest.drivers import DriverFailed, Process, run, shares
@@ -38,3 +40,8 @@ async def test_a_process_that_dies_is_an_error_and_not_a_smaller_load() -> None:
         driver._process.kill()
         with pytest.raises(DriverFailed):
             await driver.run(start=0.0)
+
+
+async def test_ctrl_c_on_the_terminal_reaches_no_driver_process() -> None:
+    async with Process(Server(at="http://h", model="tiny"), planned(0), None) as driver:
+        assert os.getpgid(driver._process.pid) != os.getpgid(0)

@@ -139,3 +139,19 @@ async def test_a_scheduler_that_refuses_ends_the_bench() -> None:
         with pytest.raises(ConnectionError, match="no warmed worker"):
             await gateway.run()
         filling.cancel()
+
+
+def test_what_the_record_holds_is_read_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def measured(*_: object) -> list[dict[str, float]]:
+        return []
+
+    monkeypatch.setattr("laps_sd.schedbench.stalls.measure", measured)
+    (record := tmp_path / "record.json").touch()  # as mktemp makes it
+    words = ["bench", "scheduler", "--stalls", "--json", str(record)]
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    assert json.loads(record.read_text())["stalls"] == []
+    record.write_text("[]")
+    refused = CliRunner().invoke(cli.app, words)
+    assert (refused.exit_code, record.read_text()) == (2, "[]")

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from laps_sd.cli import app
-from laps_sd.simulate_cells import HOT, parse_kill, parse_routes, with_tenants
+from laps_sd.simulate_cells import HOT, figures, parse_kill, parse_routes, with_tenants
 from scheduler_service.core.policies import make_policy
 from scheduler_service.predictor import PredictorKind
 from scheduler_service.sim.cells import CellSettings, Fared, Kill, run_cells
@@ -83,3 +83,9 @@ def test_the_command_prints_a_row_for_each_route() -> None:
     said = CliRunner().invoke(app, [*words, "--route", "p2c,hash", "--ideal", "--hot-tenant", "0.5"])
     assert said.exit_code == 0, said.output
     assert [line.split()[0] for line in said.output.splitlines()[1:4]] == ["p2c", "hash", "one"]
+
+
+def test_one_tenant_may_send_everything() -> None:
+    row = figures([Fared("r", HOT, 1.0, 0)])
+    assert row["hot_mean_ms"] == 1000
+    assert "others_mean_ms" not in row

@@ -1,17 +1,22 @@
 """The command line as a whole: what its help needs, what it says of wrong input, and how Ctrl-C ends it."""
 
+import errno
 import os
 import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from gateway.keys import new_key
+from gateway.rights import Right
 from laps_sd import cli
 from laps_sd.interrupt import INTERRUPTED
 from tests.waiting import WAIT_S
+from worker_service.outputs import writable
 
 TABLES = {"": cli.COMMANDS, "key ": cli.KEY_COMMANDS, "bench ": cli.BENCH_COMMANDS}
 NAMES = [prefix + name for prefix, table in TABLES.items() for name in table]
@@ -80,6 +85,15 @@ def test_wrong_usage_is_one_sentence(words: list[str], sentence: str) -> None:
     assert result.exit_code == 2
     assert result.stderr.startswith(sentence)
     assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("where", ["laps_sd.certs", "laps_sd.authority"])  # the command itself; what it imports later
+def test_a_package_that_is_missing_is_one_sentence(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, where, raising=False)
+    monkeypatch.setitem(sys.modules, "typer" if where == "laps_sd.certs" else "cryptography", None)
+    result = CliRunner().invoke(cli.app, ["certs", str(tmp_path / "certs")])
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith("laps-sd: this command needs the package ")
 
 
 # Ctrl-C at a chosen moment of a command: while a module is loaded, and while it is loaded in a destructor's stead.
@@ -162,3 +176,36 @@ def test_ctrl_c_while_code_is_made_ends_with_130_and_not_by_the_signal() -> None
 def test_a_library_that_turns_ctrl_c_into_another_error_is_no_error() -> None:
     ended = python(INTERRUPTED_LIBRARY)
     assert (ended.returncode, ended.stderr) == (INTERRUPTED, "interrupted\n")
+
+
+def test_a_link_to_a_file_that_is_not_there_yet_stays(tmp_path: Path) -> None:
+    (link := tmp_path / "link").symlink_to(tmp_path / "file")
+    writable(link)
+    assert link.is_symlink()
+    assert not link.exists()
+
+
+@pytest.mark.parametrize("words", [["key", "new", "me", "--file", "/dev/full"], ["certs", "TMP/certs"]])
+def test_a_full_disk_is_told_with_its_file(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("laps_sd.authority.make_certs", full)
+    monkeypatch.setattr("gateway.keys.new_key", full)
+    words = [word.replace("TMP", str(tmp_path)) for word in words]
+    assert CliRunner().invoke(cli.app, words).stderr == f"laps-sd: {words[-1]}: No space left on device\n"
+
+
+def test_a_comment_of_a_key_is_shown_as_it_is(tmp_path: Path) -> None:
+    _, line = new_key("me", [Right.GENERATE])
+    (file := tmp_path / "keys").write_text(f"{line} # [Ann] [/x]\n")
+    result = CliRunner().invoke(cli.app, ["key", "list", "--file", str(file)])
+    assert "[Ann] [/x]" in result.output
+
+
+def test_what_pull_runs_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a signal, and the exit code, are the program's own."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, words: ran.append(words))
+    CliRunner().invoke(cli.app, ["pull", "--list"])
+    assert [words[-2:] for words in ran] == [["worker_service.pull", "--list"]]

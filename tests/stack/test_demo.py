@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
+from laps_sd import demo
 from laps_sd.client import Completion, SpecDecode, Stats, Usage
 from laps_sd.client.completion import Timings
 from laps_sd.demo_view import Answer, Run, comparison
@@ -53,3 +55,14 @@ def test_the_comparison_tells_what_was_measured_whatever_it_is() -> None:
     assert better.endswith("each run: gittins 1.50, 2.50; fcfs 4.00, 4.00")
     once = comparison([run("fcfs", 1000), run("las", 1100)])
     assert once.endswith("10% higher; one run of each, and single runs vary")
+
+
+def test_a_home_that_cannot_be_written_keeps_no_demo_from_its_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with demo._log() as log:
+        log.write(b"words\n")
+    assert Path(log.name).read_bytes() == b"words\n"

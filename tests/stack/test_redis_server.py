@@ -1,6 +1,9 @@
 """A Redis server of our own: found in each of the ways, and its data still there after a restart."""
 
 import asyncio
+import errno
+import fcntl
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +15,7 @@ from redis.exceptions import RedisError
 
 from laps_sd import redis_server
 from laps_sd.options import Options
+from laps_sd.ports import StackError
 from laps_sd.redis_server import FINDERS, NoServer, check_reachable, find_server, own_redis, server_command
 from laps_sd.supervise import Child
 from tests.waiting import WAIT_S, until
@@ -122,3 +126,13 @@ def test_what_is_said_of_a_url_holds_no_password(url: str) -> None:
     with pytest.raises(NoServer) as refused:
         check_reachable(url)
     assert "secret" not in str(refused.value)
+
+
+def test_a_folder_that_cannot_be_locked_is_no_other_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(StackError, match="cannot be locked, No locks available"):  # noqa: SIM117
+        with own_redis(Options(data_dir=tmp_path), tmp_path):
+            pass

@@ -119,6 +119,19 @@ async def test_a_socket_that_others_could_open_is_not_made(sockets: Path) -> Non
     assert b"is open to others" in lines[0]
 
 
+async def test_where_there_is_no_place_for_a_socket_the_stack_runs_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere(name: str) -> Path:
+        raise PermissionError("runtime directory is owned by another user")
+
+    monkeypatch.setattr(scaling, "user_runtime_path", nowhere)
+    lines: list[bytes] = []
+    async with scaled() as (_, workers), workers.listening(PORT, lines.append):
+        pass
+    assert b"cannot_be_scaled" in lines[0]
+
+
 def test_without_a_stack_it_says_so_and_nothing_else() -> None:
     """Also where the system names no folder for sockets, as in a container."""
     environment = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}

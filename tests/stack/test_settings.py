@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gateway.config import Settings as GatewaySettings
 from laps_sd.cli import app
 from laps_sd.options import Options
 from laps_sd.stack import claim_ports, gateway_command, worker_command
 from protos import bounds
+from protos.settings import BAD_SETTINGS, read
 from tests.tiny_model import make_tiny_model
 from worker_service.engine.warm_up import WARM_UP_TOKENS
 
@@ -134,6 +136,9 @@ def test_a_file_that_is_not_there_is_one_sentence(started: list[Options]) -> Non
         (["--redis", "http://h"], "'--redis': "),
         (["--redis", "redis://127.0.0.1:1"], "'--redis': no Redis at 127.0.0.1:1"),
         (["--model", "nosuch"], "'--model': 'nosuch' does not exist"),
+        (["--model", "~nobody-of-that-name/m"], "'--model': ~nobody-of-that-name/m: "),
+        (["--drafter", "~nobody-of-that-name/m"], "'--drafter': ~nobody-of-that-name/m: "),
+        (["--engine", "vllm", "--vllm-python", "~nobody-of-that-name/m"], "'--vllm-python': ~nobody-of-that-name/m: "),
         (["--model", "/no/such"], "'--model': '/no/such' does not exist"),
         (
             ["--drafter", "/no/such"],
@@ -152,6 +157,21 @@ def test_a_wrong_setting_is_one_sentence(
 def test_a_wrong_variable_of_a_service_is_told_as_well(started: list[Options]) -> None:
     problem = refused(LAPS_SD_GATEWAY_STALLED_S="-1")
     assert "[gateway] stalled_s: Input should be greater than 0" in problem
+
+
+def test_a_list_that_is_no_json_is_one_sentence(started: list[Options], tmp_path: Path) -> None:
+    problem = '[gateway]: error parsing value for field "model_aliases"'
+    assert problem in refused(LAPS_SD_GATEWAY_MODEL_ALIASES="gpt-4o")
+    assert problem in refused("--config", write(tmp_path / "one.toml", '[gateway]\nmodel_aliases = "gpt-4o"'))
+
+
+def test_a_service_says_the_same_of_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("LAPS_SD_GATEWAY_MODEL_ALIASES", "gpt-4o")
+    monkeypatch.setattr("sys.argv", ["gateway", "--scheduler", "h:1"])
+    with pytest.raises(SystemExit) as end:
+        read(GatewaySettings, "gateway")
+    assert end.value.code == BAD_SETTINGS
+    assert capsys.readouterr().err.startswith('gateway: error parsing value for field "model_aliases"')
 
 
 def test_ports_that_are_equal_or_taken_are_one_sentence(started: list[Options]) -> None:

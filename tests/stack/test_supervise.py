@@ -1,17 +1,21 @@
 """Children that are kept running: restarted, given up, stopped, and never left behind."""
 
 import asyncio
+import errno
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from laps_sd import supervise
+from laps_sd.stack import emit_entry
 from laps_sd.supervise import Child, Command, GaveUp
 from tests import waiting
 
@@ -187,3 +191,23 @@ async def test_a_child_that_was_told_to_go_by_others_stays_away() -> None:
     async with asyncio.timeout(waiting.WAIT_S):
         await child.keep_running()
     assert (lines, child.gone) == ([b"gone for good\n"], True)
+
+
+async def test_a_log_that_cannot_be_written_holds_up_no_child(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    program = f"from pathlib import Path; print('words\\n' * 200_000); Path({str(done)!r}).touch(); {SLEEPS}"
+
+    def full(line: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    child = Child(Command("small", [sys.executable, "-c", program]), partial(emit_entry, full, "small"))
+    async with kept(child):
+        await until(done.exists)
+
+
+def test_a_log_that_nobody_reads_any_more_is_no_failure() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = "from laps_sd.stack import emit_entry, to_stderr; emit_entry(to_stderr, 'small', b'words')"
+    with os.fdopen(writer) as log:
+        assert subprocess.run([sys.executable, "-c", program], stderr=log, timeout=waiting.WAIT_S).returncode == 0

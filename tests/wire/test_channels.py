@@ -6,7 +6,7 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from protos.serving import channel
+from protos.serving import channel, dialled
 
 SLOW_S = 0.3  # until the peer's first words arrive: a round trip or two around the world, or a busy machine
 
@@ -32,6 +32,18 @@ async def test_a_peer_that_is_slow_to_answer_is_connected_to() -> None:
             await asyncio.wait_for(link.wait_for_state_change(grpc.ChannelConnectivity.CONNECTING), SLOW_S)
         answers.set()
         await link.wait_for_state_change(grpc.ChannelConnectivity.CONNECTING)
+        assert link.get_state() is grpc.ChannelConnectivity.READY
+    await server.stop(0)
+
+
+async def test_no_link_of_services_goes_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with channel(f"127.0.0.1:{port}") as link:
+        await dialled(link)
         assert link.get_state() is grpc.ChannelConnectivity.READY
     await server.stop(0)
 
