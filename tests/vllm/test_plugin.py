@@ -10,6 +10,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
 from laps_sd_vllm import advice, status
 from laps_sd_vllm.advice import START, _of_core
 from laps_sd_vllm.requests import KEPT_S
@@ -148,6 +152,36 @@ def test_a_request_that_only_a_sliding_window_leaves_room_for_runs(asynchronous:
         for id, (tokens, _) in step(core).items():
             texts[id].extend(tokens)
     assert not core.scheduler.fallen
+    assert texts == {id: continued(*job) for id, job in jobs.items()}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("drained", [0, 2])
+def test_it_orders_on_after_a_step_whose_output_never_comes(
+    asynchronous: bool, drained: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM survives a fault with --enable-fault-tolerance: it aborts what it has, and goes on. `drained`: outputs of
+    no step, by which 0.33 saves what KV connectors told."""
+    core = plugin(Way(False, asynchronous, 4), mode="order", slots=2)
+    add(core, "lost", [700] * 9, 50)
+    with monkeypatch.context() as broken:
+        broken.setattr(core.model_executor, "sample_tokens", None)
+        with pytest.raises(TypeError):
+            step(core)
+    core.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    if core.batch_queue is not None:
+        core.batch_queue.clear()
+    for _ in range(drained):
+        core.scheduler.update_from_output(SchedulerOutput.make_empty(), ModelRunnerOutput([], {}))
+    jobs = {f"r{number}": ([701 + number] * 9, 30) for number in range(8)}
+    texts: dict[str, list[int]] = {id: [] for id in jobs}
+    for id, job in jobs.items():
+        add(core, id, *job)
+    for _ in range(200):
+        for id, (tokens, _) in step(core).items():
+            texts[id].extend(tokens)
+    assert not core.scheduler.fallen
+    assert core.scheduler.advice.ordering.core.fleet.entries == {}
     assert texts == {id: continued(*job) for id, job in jobs.items()}
 
 
