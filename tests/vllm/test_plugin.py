@@ -26,7 +26,7 @@ from scheduler_service.learned import decode
 from scheduler_service.sim.side_by_side import QUESTION
 from tests.vllm.drive import add, run_all, step
 from tests.vllm.play import Way, toy_core, ways
-from tests.vllm.toy import TwoGroups, continued
+from tests.vllm.toy import NoKv, TwoGroups, continued
 
 PLUGIN = "laps_sd_vllm.LapsSdScheduler"
 QUIET = {"learned": False, "compare": False, "predictor": "none"}
@@ -114,6 +114,34 @@ def test_watching_takes_what_cannot_be_ordered() -> None:
     assert plugin(arguments={"scheduling_policy": "priority"}).scheduler.settings.mode == "observe"
     with pytest.raises(Unsupported, match="fcfs"):
         plugin(arguments={"scheduling_policy": "priority"}, mode="order")
+
+
+def test_a_model_without_kv_is_watched() -> None:
+    """As encoders are."""
+    core = plugin(arguments={"executor": NoKv, "enable_prefix_caching": False})
+    assert core.scheduler.kv_cache_config.kv_cache_groups == []
+    add(core, "a", [700] * 9, 5)
+    run_all(core)
+    assert (core.scheduler.fallen, core.scheduler.advice.status.finished) == (False, 1)
+
+
+@pytest.mark.parametrize("mode", ["observe", "order"])
+def test_a_diffusion_model_is_refused(mode: str) -> None:
+    """vLLM has a scheduler of its own for it."""
+    with pytest.raises(Unsupported, match="diffusion model"):
+        plugin(Way(False, False, 0), {"diffusion_config": {"canvas_length": 8}}, mode=mode)
+
+
+@pytest.mark.parametrize(("name", "value"), [("enable_adaptive_verification", True), ("method", "ngram_gpu")])
+def test_how_many_drafts_pay_is_not_judged_by_drafts_that_vllm_left_out(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto, two = (plugin(draft_len=most).scheduler for most in ("auto", 2))
+    for scheduler in (auto, two):
+        monkeypatch.setattr(scheduler.vllm_config.speculative_config, name, value)
+    with pytest.raises(Unsupported, match=r"laps_sd\.draft_len must not be auto"):
+        auto._capacity()
+    two._capacity()
 
 
 @pytest.mark.parametrize(
