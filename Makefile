@@ -187,7 +187,7 @@ test-vllm: env
 	$(BIN)/python -m tests.vllm.environment $(VLLM_ENV)
 	LAPS_SD_VLLM_WHOLE=1 $(IN_VLLM) $(VLLM_TESTS) tests/vllm
 	$(if $(VLLM_SOURCES),VLLM_TARGET_DEVICE=cpu PYTHONPATH=$(VLLM_SOURCES):. $(VLLM_ENV)/bin/python $(VLLM_TESTS) \
-	    tests/vllm/test_directed.py tests/vllm/test_plugin.py)
+	    tests/vllm/test_directed.py tests/vllm/test_plugin.py tests/vllm/test_engine_port.py)
 	LAPS_SD_TESTS_VLLM_PYTHON=$(VLLM_ENV)/bin/python $(BIN)/python -m pytest tests/vllm/test_service.py \
 	    tests/vllm/test_several_processes.py tests/vllm/test_serve.py
 

@@ -1,5 +1,7 @@
 """LAPS-SD's figures in vLLM's own /metrics: a stat logger plug-in of vLLM, in the process that serves HTTP. It reads
-what the engine processes have written (`status.py`), and decides nothing. Servers without LAPS-SD get none."""
+what the engine processes have written (`status.py`), and decides nothing. Servers without LAPS-SD get
+none; but installed beside them it makes vLLM gather statistics despite --disable-log-stats, as any such plug-in does,
+unless VLLM_PLUGINS leaves it out."""
 
 import time
 from pathlib import Path

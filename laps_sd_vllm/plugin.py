@@ -42,7 +42,7 @@ class LapsSd(Directed):
         super().__init__(*args, vllm_config=vllm_config, **kwargs)
         self.count_blocks = False
         self._late = self._stuck = 0
-        self._groups = len(self.kv_cache_config.kv_cache_groups)
+        self._groups = max(1, len(self.kv_cache_config.kv_cache_groups))  # encoders keep no KV
         if self.obeys:
             self.desired = Desired((), 0)  # nobody runs before the first plan: the core must have heard of all who run
         self._blocked: dict[str, tuple[Any, Any, bool]] = {}  # whose grammar is still compiled: to be submitted
@@ -69,6 +69,13 @@ class LapsSd(Directed):
         asked_for = self.settings.slots
         if asked_for is not None and asked_for > rows:
             raise Unsupported(f"{settings.KEY}.slots is {asked_for}, and --max-num-seqs {rows}")
+        drafter = self.vllm_config.speculative_config
+        unverified = drafter is not None and (
+            drafter.enable_adaptive_verification or (drafter.use_ngram_gpu() and not self.use_v2_model_runner)
+        )
+        if unverified and self.settings.draft_len == "auto":
+            told = "vLLM does not tell how many drafts of this drafter it verified"
+            raise Unsupported(f"{settings.KEY}.draft_len must not be auto: {told}")
         # The V2 runner keeps a row for each paused request.
         slots = asked_for or (max(1, rows * 3 // 4) if self.use_v2_model_runner and self.obeys else rows)
         return Capacity(

@@ -48,6 +48,8 @@ def check(scheduler: Any, most_groups: int | None) -> None:
     _refuse("scheduler", missing)
     of_request = Request.__init__.__code__.co_names  # what it sets
     _refuse("request", [name for name in REQUEST if name not in of_request and not hasattr(Request, name)])
+    if scheduler.vllm_config.diffusion_config is not None:
+        raise Unsupported("LAPS-SD takes the place of the scheduler that vLLM has for this diffusion model")
     if most_groups is not None and (reason := _refusal(scheduler, most_groups)):
         raise Unsupported(f"LAPS-SD cannot order this vLLM: {reason}")
 
@@ -71,6 +73,8 @@ def _refusal(scheduler: Any, most_groups: int) -> str:
         return "--max-num-active-seqs must not be below --max-num-seqs, since slots bounds who runs"
     if getattr(config.scheduler_config, "prefill_schedule_interval", 1) > 1:  # it looks as if there were no memory
         return "--prefill-schedule-interval must be 1"
+    if scheduler.kv_cache_manager.watermark_blocks:  # free blocks that vLLM gives to nobody who waits
+        return "--watermark must be 0"
     if config.model_config.runner_type == "pooling":
         return "a pooling model has no steps to order"
     if scheduler.is_encoder_decoder:

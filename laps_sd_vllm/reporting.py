@@ -15,8 +15,10 @@ from laps_sd_vllm.steps import StepDone, StepRow
 
 
 class Scheduled(NamedTuple):
-    """One schedule() whose output is still to come. `rows`: request, and tokens of its text computed."""
+    """One schedule() whose output is still to come. `plan`: vLLM's SchedulerOutput. `rows`: request, and tokens of its
+    text computed."""
 
+    plan: Any
     at: float
     rows: list[tuple[Request, int]]
     fresh: set[str]  # admitted in it: what is scheduled as their drafts is padding
@@ -75,7 +77,7 @@ class Reporting(Scheduler):  # type: ignore[misc]
             rows.append((request, min(max(lacking(request) + tokens, 0), tokens)))
         fresh = {new.req_id for new in output.scheduled_new_reqs} | output.scheduled_cached_reqs.resumed_req_ids
         skipped = [id for id in chosen if id not in output.num_scheduled_tokens]
-        step = Scheduled(time.perf_counter(), rows, fresh, skipped)
+        step = Scheduled(output, time.perf_counter(), rows, fresh, skipped)
         self._steps.append(step)
         return step
 
@@ -116,16 +118,19 @@ class Reporting(Scheduler):  # type: ignore[misc]
         return False
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        before = self._safely(self._before_output)
+        before = self._safely(self._before_output, scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if before is not None:
             self._safely(self._report, *before, outputs)
         return outputs
 
-    def _before_output(self) -> tuple[Scheduled, list[tuple[Request, int, int]]]:
+    def _before_output(self, plan: Any) -> tuple[Scheduled, list[tuple[Request, int, int]]] | None:
         """The step that this is the output of, and of each of its requests that is still there: tokens computed of its
-        text, and output tokens before."""
-        step = self._steps.popleft()
+        text, and output tokens before. None: of no step. Steps before it have none any more: vLLM survived a fault."""
+        if all(step.plan is not plan for step in self._steps):
+            return None
+        while (step := self._steps.popleft()).plan is not plan:
+            pass
         self._verified.clear()
         live = self.requests
         return step, [

@@ -161,6 +161,7 @@ def test_aborted_requests_leave_nothing() -> None:
         ({"scheduling_policy": "priority"}, "fcfs"),
         ({"executor": TwoGroups}, "2 kinds of KV blocks"),
         ({"prefill_schedule_interval": 2}, "--prefill-schedule-interval must be 1"),
+        ({"watermark": 0.1}, "--watermark must be 0"),
         ({"max_num_active_seqs": 3}, "--max-num-active-seqs must not be below --max-num-seqs"),
     ],
 )

@@ -10,6 +10,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
 from laps_sd_vllm import advice, status
 from laps_sd_vllm.advice import START, _of_core
 from laps_sd_vllm.requests import KEPT_S
@@ -22,7 +26,7 @@ from scheduler_service.learned import decode
 from scheduler_service.sim.side_by_side import QUESTION
 from tests.vllm.drive import add, run_all, step
 from tests.vllm.play import Way, toy_core, ways
-from tests.vllm.toy import TwoGroups, continued
+from tests.vllm.toy import NoKv, TwoGroups, continued
 
 PLUGIN = "laps_sd_vllm.LapsSdScheduler"
 QUIET = {"learned": False, "compare": False, "predictor": "none"}
@@ -112,6 +116,34 @@ def test_watching_takes_what_cannot_be_ordered() -> None:
         plugin(arguments={"scheduling_policy": "priority"}, mode="order")
 
 
+def test_a_model_without_kv_is_watched() -> None:
+    """As encoders are."""
+    core = plugin(arguments={"executor": NoKv, "enable_prefix_caching": False})
+    assert core.scheduler.kv_cache_config.kv_cache_groups == []
+    add(core, "a", [700] * 9, 5)
+    run_all(core)
+    assert (core.scheduler.fallen, core.scheduler.advice.status.finished) == (False, 1)
+
+
+@pytest.mark.parametrize("mode", ["observe", "order"])
+def test_a_diffusion_model_is_refused(mode: str) -> None:
+    """vLLM has a scheduler of its own for it."""
+    with pytest.raises(Unsupported, match="diffusion model"):
+        plugin(Way(False, False, 0), {"diffusion_config": {"canvas_length": 8}}, mode=mode)
+
+
+@pytest.mark.parametrize(("name", "value"), [("enable_adaptive_verification", True), ("method", "ngram_gpu")])
+def test_how_many_drafts_pay_is_not_judged_by_drafts_that_vllm_left_out(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto, two = (plugin(draft_len=most).scheduler for most in ("auto", 2))
+    for scheduler in (auto, two):
+        monkeypatch.setattr(scheduler.vllm_config.speculative_config, name, value)
+    with pytest.raises(Unsupported, match=r"laps_sd\.draft_len must not be auto"):
+        auto._capacity()
+    two._capacity()
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
@@ -148,6 +180,36 @@ def test_a_request_that_only_a_sliding_window_leaves_room_for_runs(asynchronous:
         for id, (tokens, _) in step(core).items():
             texts[id].extend(tokens)
     assert not core.scheduler.fallen
+    assert texts == {id: continued(*job) for id, job in jobs.items()}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("drained", [0, 2])
+def test_it_orders_on_after_a_step_whose_output_never_comes(
+    asynchronous: bool, drained: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM survives a fault with --enable-fault-tolerance: it aborts what it has, and goes on. `drained`: outputs of
+    no step, by which 0.33 saves what KV connectors told."""
+    core = plugin(Way(False, asynchronous, 4), mode="order", slots=2)
+    add(core, "lost", [700] * 9, 50)
+    with monkeypatch.context() as broken:
+        broken.setattr(core.model_executor, "sample_tokens", None)
+        with pytest.raises(TypeError):
+            step(core)
+    core.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    if core.batch_queue is not None:
+        core.batch_queue.clear()
+    for _ in range(drained):
+        core.scheduler.update_from_output(SchedulerOutput.make_empty(), ModelRunnerOutput([], {}))
+    jobs = {f"r{number}": ([701 + number] * 9, 30) for number in range(8)}
+    texts: dict[str, list[int]] = {id: [] for id in jobs}
+    for id, job in jobs.items():
+        add(core, id, *job)
+    for _ in range(200):
+        for id, (tokens, _) in step(core).items():
+            texts[id].extend(tokens)
+    assert not core.scheduler.fallen
+    assert core.scheduler.advice.ordering.core.fleet.entries == {}
     assert texts == {id: continued(*job) for id, job in jobs.items()}
 
 

@@ -46,7 +46,7 @@ class Known:
 
 
 class ToyExecutor(Executor):
-    """`groups`: kinds of KV blocks; the second is of a sliding window."""
+    """`groups`: kinds of KV blocks, from none; the second is of a sliding window."""
 
     supports_pp = True
     groups = 1
@@ -73,7 +73,7 @@ class ToyExecutor(Executor):
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
         size = self.cache_config.block_size
         shape = {"block_size": size, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
-        specs = {"full": FullAttentionSpec(**shape)}
+        specs = {"full": FullAttentionSpec(**shape)} if self.groups else {}
         if self.groups == 2:
             specs["window"] = SlidingWindowSpec(**shape, sliding_window=WINDOW)
         answers: dict[Any, Any] = {
@@ -203,6 +203,10 @@ class ToyExecutor(Executor):
 
 class TwoGroups(ToyExecutor):
     groups = 2
+
+
+class NoKv(ToyExecutor):
+    groups = 0
 
 
 class Ending(ToyExecutor):
