@@ -107,6 +107,8 @@ def own_redis(options: Options, folder: Path) -> Iterator[tuple[str, list[Comman
             Path(user_data_dir("laps-sd"), "redis", str(options.grpc_port)) if options.grpc_port else folder / "redis"
         )
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if options.data_dir is None:  # an earlier version let others read it
+        data.chmod(0o700)
     with (data / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,8 +9,8 @@ import typer
 def writable(file: Path | None) -> Path | None:
     """For an option's `callback`: the file, which is not made yet. Raises typer.BadParameter."""
     if file is not None:
-        place = Path(os.path.realpath(file))  # a link stays, whether there is something behind it or not
-        there = place.exists()
+        there = file.exists()
+        place = file if there else Path(os.path.realpath(file))  # a link with nothing behind it stays
         try:
             place.open("ab").close()
             if not there:

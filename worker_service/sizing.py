@@ -100,8 +100,9 @@ def _rehearsed(settings: Settings, model: LoadedModel) -> int:
 def _of_graphs(settings: Settings, model: LoadedModel) -> int:
     """Bytes that all graphs take: the first one with what they share, the others each as much as a second one. What a
     driver keeps of a graph torch does not know."""
-    requests = 1 << min(settings.slots, MOST_TOKENS).bit_length() - 1  # as they are padded to
-    tokens = min(settings.most_drafts + 1, MOST_EACH, MOST_TOKENS // requests)
+    requests = min(settings.slots, MOST_TOKENS)
+    padded = 1 << (requests - 1).bit_length()
+    tokens = min(settings.most_drafts + 1, MOST_EACH, MOST_TOKENS // padded)
     end = _ends(settings, model)[1]
     free = []
     with _target(settings, model) as (target, pool):

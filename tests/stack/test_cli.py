@@ -185,6 +185,15 @@ def test_a_link_to_a_file_that_is_not_there_yet_stays(tmp_path: Path) -> None:
     assert not link.exists()
 
 
+def test_a_pipe_may_be_written_by_the_name_that_the_system_gives_it() -> None:
+    end, other = os.pipe()
+    try:
+        writable(Path(f"/dev/fd/{other}"))
+    finally:
+        os.close(end)
+        os.close(other)
+
+
 @pytest.mark.parametrize("words", [["key", "new", "me", "--file", "/dev/full"], ["certs", "TMP/certs"]])
 def test_a_full_disk_is_told_with_its_file(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:

@@ -76,6 +76,12 @@ def test_a_new_folder_of_data_is_its_users_alone(tmp_path: Path) -> None:
         assert data.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_folder_of_data_that_others_could_read_is_closed(tmp_path: Path) -> None:
+    (data := tmp_path / "redis").mkdir(mode=0o755)
+    with own_redis(Options(grpc_port=0), tmp_path):
+        assert data.stat().st_mode & 0o777 == 0o700
+
+
 def test_the_package_is_enough_on_a_fresh_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert Path(find_server()).name == "valkey-server"

@@ -101,7 +101,7 @@ def test_the_host_gives_half_of_its_memory_at_most_unless_it_is_said() -> None:
         assert sized(Settings(model="m", host_kv_tokens=5), model).host_kv_tokens == 5
 
 
-@pytest.mark.parametrize("slots", [64, 100])
+@pytest.mark.parametrize("slots", [6, 48, 64, 100])
 def test_of_graphs_what_the_driver_takes_counts_and_is_given_back(slots: int) -> None:
     """The first one 30 MiB with what all share, any other 1 MiB; then there is again as much as before."""
     free, taken = 600 * MIB, list[int]()

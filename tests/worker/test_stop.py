@@ -50,3 +50,11 @@ def test_a_token_without_text_is_not_what_a_text_begins_with() -> None:
     assert [stops.push(token) for token in ids] == [False, False, False, True]
     gateway = Detokenizer(tokenizer, [" b"], 0, byte_table(tokenizer))
     assert gateway.push(ids) + gateway.finish() == "a"
+
+
+def test_tokens_without_text_make_no_later_one_dearer() -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={"▁a": 0, "<s>": 1}, merges=[]))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["<s>"])
+    stops = StopStrings(tokenizer, ["b"], [0] + [1] * 100)
+    assert len(stops._context) == 1

@@ -45,7 +45,7 @@ class StopStrings:
             whole = text.rstrip(_REPLACEMENT)[known:] if self._by_bytes else ""
             self._told += len(whole)
             return whole
-        # After tokens without text alone the next one would decode as at the beginning.
-        before = [] if self._by_bytes or len(text) > known else self._context
-        self._context, self._fresh, self._told = before + self._fresh, [], 0
+        if self._by_bytes or len(text) > known or not self._context:  # else the next would decode as at the beginning
+            self._context = self._fresh
+        self._fresh, self._told = [], 0
         return text[known:]
