@@ -145,8 +145,10 @@ class _Fitting:
 
 
 def need(worker: Worker, entry: Entry) -> int:
-    """Blocks that it lacks to run. What is computed of it is there, in blocks of its own or in shared ones."""
-    computed = 0 if entry.offloaded else -(-(entry.tokens - entry.prefill_owed) // worker.up.block_tokens)
+    """Blocks that it lacks to run at home. What is computed of it is there, in blocks of its own or in shared ones: of
+    its output not the last token."""
+    tokens = entry.tokens - entry.prefill_owed - (entry.emitted > 0)
+    computed = 0 if entry.offloaded else -(-tokens // worker.up.block_tokens)
     short = worker.blocks_for(entry) - max(entry.blocks, computed)
     return short if short > 0 else 0
 

@@ -187,7 +187,7 @@ def _waiting_for_memory(fleet: Fleet, worker: Worker) -> Entry | None:
     for other in others:
         for entry in filter(None, map(fleet.entries.get, other.left_out)):
             waits = entry.home == other.up.worker and entry.state is State.WAITING and not entry.offloaded
-            if not waits or (best and entry.key >= best.key) or kv.need(worker, entry) > free:
+            if not waits or (best and entry.key >= best.key) or worker.blocks_for(entry) > free:
                 continue
             if _may_move(fleet, entry, other, worker, idle=True):
                 best = entry

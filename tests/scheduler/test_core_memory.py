@@ -170,6 +170,14 @@ def test_blocks_that_requests_share_are_asked_for_once() -> None:
     assert [run.id for run in worker.core.plan("w").schedule] == [*"abcd"]
 
 
+def test_nobody_begins_in_the_block_that_another_is_about_to_need() -> None:
+    """Of three blocks one has a slot's 16 tokens, and its next token begins a second one; a newcomer would take two."""
+    worker = Sharing(shared=0, blocks=3, slots=2)
+    worker.submit("a", prompt=16)
+    worker.step("a", own=1)
+    assert [run.id for run in worker.submit("b", prompt=16).schedule] == ["a"]
+
+
 def test_all_give_up_their_kv_for_the_best_claim_where_they_share_most_of_it() -> None:
     """Two share 40 blocks and have 20 each of their own; 20 are free, and the best claim needs 70."""
     worker = Sharing(shared=40, blocks=100, slots=2)

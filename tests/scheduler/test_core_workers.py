@@ -7,6 +7,8 @@ from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import (
     Cancelled,
     Held,
+    Round,
+    StepDone,
     Submitted,
     WorkerDown,
 )
@@ -97,6 +99,18 @@ def test_what_waits_for_memory_stays_where_no_other_worker_has_it_free() -> None
     assert [run.id for run in queue.plan("short").schedule] == ["first"]
     assert [run.id for run in queue.plan("other").schedule] == ["other"]
     assert queue.fleet.entries["third"].home == "short"
+
+
+def test_what_is_computed_of_a_request_counts_at_its_home_alone() -> None:
+    """It lacks three of its four blocks there; the other worker has three, and would have to compute all of it."""
+    queue = short_of_memory()
+    second = Round("second", queue.fleet.entries["second"].placement, 0, 0, 0, 0, 0, 24, 0, None, True)
+    queue.observe(StepDone("short", (second,), 2, 1.0), 11.0)
+    queue.plan("short")
+    other = FakeWorker(queue, {"other": 60}, name="other", slots=2, blocks=4)
+    other.submit("other", prompt=4)
+    other.step()
+    assert queue.fleet.entries["second"].home == "short"
 
 
 def paused_beside(prefill_token_s: float) -> Core:
