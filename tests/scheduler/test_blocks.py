@@ -8,27 +8,25 @@ from scheduler_service.core.types import Submitted
 from tests.scheduler.blocks import SIZE, BlockWorker
 from tests.scheduler.builders import RequestClass, core, request
 
+LARGEST = 8  # blocks of a request, beside those that all share
 
-@pytest.mark.parametrize("shared", [0, 3 * SIZE])
+
+@pytest.mark.parametrize("shared", [0, 3])
+@pytest.mark.parametrize("host", [0, 6, 20])
 @pytest.mark.parametrize("policy", ["fcfs", "las", "gittins", "laps-sd"])
-def test_all_requests_end(policy: str, shared: int) -> None:
-    for seed in range(40):
-        rng = Random(f"{policy} {shared} {seed}")
-        largest = shared + 8 * SIZE
-        total = rng.randint(largest // SIZE, 2 * largest // SIZE)
-        queue, lengths = core(policy), dict[str, int]()
-        worker = BlockWorker(queue, lengths, total, rng.choice([1, 2, 4]), shared, rng)
-        waiting = 0
-        for number in range(200_000):
-            if number < 12:
-                id = str(number)
-                prompt = shared + rng.choice([SIZE, 2 * SIZE, rng.randint(1, 3 * SIZE)])
-                lengths[id] = min(rng.choice([3, 40, 70]), (largest - prompt) - 12)
+def test_all_requests_end(policy: str, host: int, shared: int) -> None:
+    for seed in range(20):
+        rng, lengths = Random(f"{policy} {host} {shared} {seed}"), dict[str, int]()
+        total = shared + rng.randint(LARGEST, 2 * LARGEST)
+        worker = BlockWorker(core(policy), lengths, total, rng.choice([1, 2, 4]), shared, host, rng)
+        idle = number = 0
+        while number < 14 or worker.core.fleet.entries:
+            if number < 14:
+                prompt = shared * SIZE + rng.choice([SIZE, 2 * SIZE, rng.randint(1, 3 * SIZE)])
+                lengths[id := str(number)] = rng.choice([3, 40, 70])
                 klass = rng.choice(list(RequestClass))
-                what = request(id, worker.now, prompt=prompt, max_tokens=lengths[id], klass=klass)
-                queue.observe(Submitted(what), worker.now)
-            waiting = 0 if worker.step() else waiting + 1
-            assert waiting < 5, f"seed {seed}: nobody runs"
-            if not queue.fleet.entries:
-                break
-        assert not queue.fleet.entries
+                submitted = request(id, worker.now, prompt=prompt, max_tokens=lengths[id], klass=klass)
+                worker.core.observe(Submitted(submitted), worker.now)
+            number += 1
+            idle = 0 if worker.step() else idle + 1
+            assert idle < 5, f"seed {seed}: nobody runs"
