@@ -142,8 +142,10 @@ def _with_body(app: ASGIApp, stalled_s: float) -> ASGIApp:
             for start in range(0, len(body), PIECE_BYTES):
                 end = start + PIECE_BYTES
                 late = asyncio.get_running_loop().call_later(stalled_s, cycle.transport.abort)
-                await send({**message, "body": body[start:end], "more_body": end < len(body)})
-                late.cancel()
+                try:
+                    await send({**message, "body": body[start:end], "more_body": end < len(body)})
+                finally:
+                    late.cancel()
 
         await app(scope, receive, in_pieces)
 

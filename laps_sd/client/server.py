@@ -43,8 +43,9 @@ class Server:
 
 
 def find_server(server: str | None, api_key: str | None, ca: str | os.PathLike[str] | None) -> Server:
-    """What was given; otherwise what the environment says; otherwise this machine's default port. `ca` "": none,
-    whatever the environment says. Raises BadInput."""
+    """The server that was given; otherwise the one that the environment names; otherwise this machine's default port.
+    So, too, the key and the authority, but no default. `ca` "": no authority, whatever the environment names. Raises
+    BadInput."""
     named = server or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
     trusted = os.environ.get(CA_VARIABLE, "") if ca is None else ca
     tls = bool(trusted) or named.startswith(HTTPS)
