@@ -215,7 +215,7 @@ class Worker:
     memory_tokens: int = field(init=False)  # of KV, that fit into its memory
     round_tokens: int = field(init=False)  # that a request may get in one round
     drafted_elsewhere: tuple[Entry, ...] = ()  # by its last plan
-    left_out: tuple[str, ...] = ()  # of its last plan, since memory is short; perhaps not its requests any more
+    left_out: tuple[str, ...] = ()  # requests that its last plan had no memory for; they may have gone since
 
     def __post_init__(self) -> None:
         self.memory_tokens = self.up.blocks * self.up.block_tokens

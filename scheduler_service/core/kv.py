@@ -145,8 +145,8 @@ class _Fitting:
 
 
 def need(worker: Worker, entry: Entry) -> int:
-    """Blocks that it lacks to run at home. What is computed of it is there, in blocks of its own or in shared ones: of
-    its output not the last token."""
+    """Blocks that it lacks to run at home. KV that is computed is there, in blocks of its own or in shared ones. The
+    last token of the output has none yet."""
     tokens = entry.tokens - entry.prefill_owed - (entry.emitted > 0)
     computed = 0 if entry.offloaded else -(-tokens // worker.up.block_tokens)
     short = worker.blocks_for(entry) - max(entry.blocks, computed)
