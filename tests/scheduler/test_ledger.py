@@ -19,16 +19,16 @@ from scheduler_service.clock import SteadyClock
 from scheduler_service.config import Settings
 from scheduler_service.core.lifecycle import State
 from scheduler_service.leader import Leader
-from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, MAX_SENT_AGAIN, TOLD_AT_ONCE, Ledger
+from scheduler_service.ledger import AT_ONCE, ENDED_KEPT_S, TOLD_AT_ONCE, Ledger
 from scheduler_service.outbox import MAX_PENDING, GatewayOutbox
 from scheduler_service.pace import REPEATED, UNITS, Lane, Turns, of_command
 from scheduler_service.persister import MAX_WRITES_PER_COMMIT
 from scheduler_service.round_log import MARK_EVERY
-from scheduler_service.store import MemoryStore, Stored, Unreadable, Verdict, Write
+from scheduler_service.store import MemoryStore, Verdict, Write
 from scheduler_service.store.rounds import LoggedRound, decode, encode
 from scheduler_service.tracked import Tracked
 from tests.scheduler.store.writes import record
-from tests.waiting import WAIT_S, until
+from tests.waiting import WAIT_S
 
 LONG = UNITS * AT_ONCE  # rounds: they are repeated in several turns of the event loop
 
@@ -245,56 +245,6 @@ async def test_while_many_gateways_follow_at_once_others_get_their_turns() -> No
 async def follow_all(book: Book, outbox: GatewayOutbox) -> None:
     for id in list(book.live):
         await book.follow(id, 0, outbox)
-
-
-class Hanging(MemoryStore):
-    """Says what it has once it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers = asyncio.Event()
-
-    async def get(self, id: str) -> Stored | Unreadable | None:
-        await self.answers.wait()
-        return await super().get(id)
-
-
-def sent_again(ledger: Ledger, id: str, outbox: GatewayOutbox) -> tuple[Write, Verdict]:
-    """The store says that there was such a request before."""
-    ledger.live[id] = Tracked(pb.Submit(request_id=id, prompt=[1] * 4), record(id))
-    ledger.join(id, outbox)
-    return Write(record(id)), Verdict.EXISTS
-
-
-async def test_an_answer_that_is_told_again_keeps_no_commit_waiting() -> None:
-    """However long it is, and though the store hangs."""
-    store, outbox = Hanging(), GatewayOutbox()
-    ledger = Ledger(store, lambda id: None, Turns(UNITS))
-    telling = asyncio.create_task(ledger.durable([sent_again(ledger, "a", outbox)]))
-    await asyncio.sleep(0)
-    assert telling.done()
-    ended, submit = record("a", emitted=LONG, state=State.FINISHED), pb.Submit(request_id="a", prompt=[1] * 4)
-    log = b"".join(encode([token], 0, 0) for token in range(LONG))
-    store._requests["a"] = Stored(ended, submit.SerializeToString(), log, b"")
-    answering = asyncio.create_task(ledger.answer_again())
-    deltas: list[pb.Delta] = []
-
-    async def whole() -> bool:
-        deltas.extend(outbox.take().deltas)
-        return bool(deltas) and deltas[-1].HasField("ending")
-
-    store.answers.set()
-    await until(whole)
-    answering.cancel()
-    assert [token for delta in deltas for token in delta.tokens] == [*range(LONG)]
-
-
-async def test_of_too_many_requests_that_are_sent_again_the_last_are_to_come_later() -> None:
-    outbox, ledger = GatewayOutbox(), Ledger(Hanging(), lambda id: None)
-    await ledger.durable([sent_again(ledger, f"r{number}", outbox) for number in range(MAX_SENT_AGAIN + 2)])
-    told = outbox.take().refusals
-    assert [one.request_id for one in told] == [f"r{MAX_SENT_AGAIN}", f"r{MAX_SENT_AGAIN + 1}"]
-    assert all(one.retry_after_s > 0 for one in told)
 
 
 async def test_new_rounds_wait_until_the_answer_to_another_stream_of_that_gateway_is_whole() -> None:
