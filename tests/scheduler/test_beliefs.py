@@ -138,3 +138,13 @@ def test_a_fleet_that_has_not_drafted_for_very_long_knows_as_little_as_at_first(
         fleet.observe(Acceptance(rounds=10_000))
     assert fleet.accepted + fleet.rejected == 0
     assert fleet.chance == 0.5
+
+
+def test_more_output_than_was_allowed_leaves_nothing_to_come() -> None:
+    """A faulty worker may report it, with a reading of what remains."""
+    queue = core()
+    queue.observe(Submitted(request("a", max_tokens=3)), 0.0)
+    entry = queue.fleet.entries["a"]
+    entry.emitted = 5
+    entry.expect(Length(3.0, 0.5), since=5)
+    assert entry.remaining_tokens == 0

@@ -9,7 +9,7 @@ import pytest
 from scheduler_service.core.beliefs import Length
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.policies.opening import opening_tokens
-from scheduler_service.core.types import Submitted
+from scheduler_service.core.types import Draining, Submitted
 from tests.scheduler.builders import core, request, worker_up
 from tests.scheduler.test_policies import view
 from tests.simulator.builders import ends, job, run
@@ -95,6 +95,15 @@ def test_where_memory_is_short_a_first_token_is_worth_nothing() -> None:
         one.observe(Submitted(request(id, max_tokens=20)), float(number))
     assert [entry.memory_short for entry in one.fleet.entries.values()] == [False, False, True]
     assert key("first-token", memory_short=True) == key("mean", memory_short=True)
+
+
+def test_the_memory_of_a_worker_that_drains_is_no_room_for_a_newcomer() -> None:
+    queue = core("gittins")
+    queue.observe(worker_up("ends", slots=8, blocks=1000), 0.0)
+    queue.observe(worker_up("full", slots=1, blocks=2), 0.0)
+    queue.observe(Draining("ends"), 0.0)
+    queue.observe(Submitted(request("a", prompt=20)), 0.0)
+    assert queue.fleet.entries["a"].memory_short
 
 
 @pytest.mark.parametrize("opening", ["-1", "soon", "nan", "1001"])
