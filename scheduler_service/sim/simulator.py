@@ -71,7 +71,7 @@ def max_tokens(jobs: Sequence[Job]) -> int:
 
 class Simulation:
     """One policy on one workload. `progress` is called now and then with the number of jobs that have ended. `LEAN`:
-    rounds that change nothing are neither reported nor planned; not for who looks at each of them."""
+    rounds that change nothing are neither reported nor planned; who looks at each of them takes `Plain` (plain.py)."""
 
     LEAN: ClassVar[bool] = True
 

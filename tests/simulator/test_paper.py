@@ -105,6 +105,7 @@ def test_the_error_is_that_of_the_estimate_when_acceptance_became_stable() -> No
     short = job("short", 0, 10, (4,), predicted_output_tokens=10)  # ends before it is known
     errors = paper.estimation_errors([falling, steady, short], SimFleet(costs=SECOND))
     assert sorted(errors) == pytest.approx([0.0, 48 / 68])
+    assert paper.estimation_errors([falling], SimFleet(costs=SECOND)) == pytest.approx([48 / 68])  # nobody waits
 
 
 def test_a_gain_below_the_mean_of_three_is_seed_by_seed() -> None:
