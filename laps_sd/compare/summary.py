@@ -75,7 +75,7 @@ def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str,
         row["predicted_at_steady_speed"] = means.fmean(each)
     return asdict(cell) | {
         "name": cell.name,
-        "requests": sum(len(run["requests"]) for run in base.values()),
+        "requests": max(row["requests"] for row in rows.values()),
         "policies": rows,
         "against_ours": dict(_against_ours(policies, burst=burst)),
         "oracle": _oracle(at_equal_speed[replay.ORACLE], at_equal_speed.get(BASE, {})),
@@ -101,6 +101,7 @@ def _policy(
     e2el = _latencies(runs, "e2el_ms", every)
     row: dict[str, Any] = {
         "repetitions": len(runs),
+        "requests": sum(len(run["requests"]) for run in runs.values()),
         "e2el_ms": times_ms(e2el),
         "quantiles_ms": quantiles_ms(e2el),
         "ttft_ms": times_ms(_latencies(runs, "ttft_ms", every)),
@@ -182,6 +183,13 @@ def _averaged(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The means over repetitions of the figures that `vllm bench serve` has, too."""
     names = [name for name, value in results[0].items() if isinstance(value, int | float)]
     return {name: means.fmean(result[name] for result in results) for name in names if name != "kept_up"}
+
+
+def whole(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of the policies that served every request of the cell. Latencies of others are of other requests; only
+    their ratios are not."""
+    most = max(row["repetitions"] for row in cell["policies"].values())
+    return {name: row for name, row in cell["policies"].items() if row["repetitions"] == most}
 
 
 # ---- in words ----

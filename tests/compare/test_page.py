@@ -186,6 +186,16 @@ def test_the_html_stands_alone(record: dict[str, object]) -> None:
     assert "2 slots, burst" in text
 
 
+def test_latencies_of_fewer_requests_are_not_drawn_and_the_html_tells_the_runs() -> None:
+    runs = [found(Run(Cell(2, BURST), BASE, repetition), SLOW) for repetition in (1, 2)]
+    summary = summarise([*runs, found(Run(Cell(2, BURST), "las", 1), FAST)], 4)
+    (axis, *_) = page._shares(summary).axes
+    assert [line.get_label() for line in axis.lines] == [BASE]
+    text = page.html(summary, {})
+    assert "48 to 96 requests a policy" in text
+    assert "<td>las</td><td>1</td>" in text
+
+
 @pytest.mark.usefixtures("without_plots")
 def test_the_page_has_a_table_for_each_measurement_of_the_scheduler(record: dict[str, object], docs: Path) -> None:
     shape = Shape(workers=8, waiting=10_000)

@@ -104,6 +104,8 @@ def test_the_table_says_how_many_runs_there_were_where_policies_differ() -> None
         ("las", "1"),
     ]
     assert "runs" not in text_of(burst)
+    assert "2 slots, load 0.85: 48 to 96 requests a policy" in text_of(cell)
+    assert "2 slots, burst: 96 requests a policy" in text_of(burst)
 
 
 def test_a_burst_needs_no_capacity() -> None:
