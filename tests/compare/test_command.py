@@ -98,7 +98,9 @@ def test_the_machines_are_those_of_the_runs(folder: Folder, tmp_path: Path) -> N
         run = Run(Cell(2, BURST), policy, 1)
         folder.add(run, found(run, [1.0, 2.0]) | {"machine": {"processor": "abacus", "cores": cores}})
     words = ["--json", str(tmp_path / "out.json"), "--html", str(tmp_path / "report.html")]
-    assert compare(tmp_path, *words).exit_code == 0
+    result = compare(tmp_path, *words)
+    assert result.exit_code == 0
+    assert "one repetition was made on 2 machines" in result.output
     written = json.loads((tmp_path / "out.json").read_text())
     assert [each["cores"] for each in written["machines"]] == [2, 4]
     assert written["versions"] == {"python": "3"}

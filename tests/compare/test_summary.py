@@ -114,6 +114,19 @@ def test_a_burst_needs_no_capacity() -> None:
     assert summarise(runs, 4)["left_out"] == []
 
 
+def test_a_load_that_is_a_share_of_another_machines_capacity_is_told() -> None:
+    moved = {"machine": {"processor": "abacus", "cores": 64}}
+    runs = [*CAPACITY, of("fcfs", SLOW) | moved, of("las", SLOW) | moved]
+    assert "2 slots, load 0.85: one repetition was made on 2 machines" in " ".join(sentences(summarise(runs, 4)))
+
+
+def test_each_repetition_may_have_a_machine_of_its_own() -> None:
+    moved = {"machine": {"processor": "abacus", "cores": 64}}
+    runs = [found(Run(Cell(2, BURST), policy, repetition), SLOW) for policy in (BASE, "las") for repetition in (1, 2)]
+    summary = summarise([run | moved if run["run"]["repetition"] == 2 else run for run in runs], 4)
+    assert "machines" not in " ".join(sentences(summary))
+
+
 def text_of(cell: dict[str, object]) -> str:
     console = Console(width=200)
     with console.capture() as capture:
