@@ -146,7 +146,8 @@ def reproduce(
         )
         for (case, seed), figures in zip(owed, shown, strict=True):
             journal.add(case.unit(seed), figures)
-    results: dict[str, Any] = {"settings": settings(scale)}
+    code = [*(kept or {}).get("code", ()), code_digest(_code())[:16]]  # with `only`, that of what was kept, too
+    results: dict[str, Any] = {"settings": settings(scale), "code": list(dict.fromkeys(code))}
     for case, seed in units:
         done = journal[case.unit(seed)]
         cell = results.setdefault(case.experiment, {}).setdefault(case.row, {}).setdefault(case.column, {})
