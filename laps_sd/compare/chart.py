@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from laps_sd.compare.design import BASE
-from laps_sd.compare.summary import OURS
+from laps_sd.compare.summary import OURS, whole
 from scheduler_service.sim import drawing
 
 CELL = "2 slots, load 0.85"
@@ -27,9 +27,7 @@ def chart(summary: Mapping[str, Any]) -> Figure:
     """Of the policies that served every request of the cell: the ratio of means with its interval, and the 99th
     percentile in seconds."""
     cell = next(cell for cell in summary["cells"] if cell["name"] == CELL)
-    most = max(row["repetitions"] for row in cell["policies"].values())
-    whole = [(name, row) for name, row in cell["policies"].items() if row["repetitions"] == most]
-    rows = sorted(whole, key=lambda named: -named[1]["ratio"]["value"])
+    rows = sorted(whole(cell).items(), key=lambda named: -named[1]["ratio"]["value"])
     names = [_NAMES.get(name, name) for name, _ in rows]
     colors = ["#0d9488" if name == OURS else "#94a3b8" for name, _ in rows]
     figure = Figure(figsize=(8, 0.7 + 0.36 * len(rows)), layout="constrained")

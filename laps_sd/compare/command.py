@@ -218,8 +218,9 @@ def tell(
         if settings.pace
         else None,
     }
-    if len(summary["cells"]) == 1:
-        summary["policies"] = {name: row["results"] for name, row in summary["cells"][0]["policies"].items()}
+    compared = [cell for cell in summary["cells"] if len(cell["policies"]) > 1] or summary["cells"]
+    if len(compared) == 1:  # beside it there may be the run of the capacity
+        summary["policies"] = {name: row["results"] for name, row in compared[0]["policies"].items()}
     if json_file:
         json_file.write_text(json.dumps(summary, indent=1) + "\n")
     if html_file:

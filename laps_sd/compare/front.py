@@ -124,6 +124,7 @@ def _made_of(folder: Path) -> Iterator[Path]:
     for package in (core, sim):
         yield from Path(*package.__path__).rglob("*.py")
     yield from (Path(__file__).with_name(f"{name}.py") for name in ("design", "front", "replay", "trial"))
+    yield Path(__file__).parents[1] / "loadtest" / "plan.py"  # draws the arrivals
     yield folder / "record.json"
     yield from (folder / "recordings").iterdir()
 

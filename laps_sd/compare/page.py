@@ -16,8 +16,8 @@ import jinja2
 from matplotlib.figure import Figure
 
 from laps_sd.compare.design import BASE
-from laps_sd.compare.show import HEADINGS, rows
-from laps_sd.compare.summary import OURS, sentences, wrong
+from laps_sd.compare.show import HEADINGS, rows, served, with_runs
+from laps_sd.compare.summary import OURS, sentences, whole, wrong
 from scheduler_service.sim import drawing
 from scheduler_service.sim.results import GOOD_TPOT_MS, GOOD_TTFT_MS
 
@@ -35,9 +35,10 @@ SOURCES = {
 }
 
 _BODY = jinja2.Template(
-    """{% for cell in summary.cells %}<h2>{{ cell.name }}</h2><p>{{ cell.requests }} requests a policy</p>
+    """{% for cell in summary.cells %}{% set headings, rows = told(cell) %}
+<h2>{{ cell.name }}</h2><p>{{ served(cell) }}</p>
 <div class="wide"><table><tr>{% for name in headings %}<th>{{ name }}</th>{% endfor %}</tr>
-{% for row in rows(cell) %}<tr>{% for value in row %}<td>{{ value }}</td>{% endfor %}</tr>
+{% for row in rows %}<tr>{% for value in row %}<td>{{ value }}</td>{% endfor %}</tr>
 {% endfor %}</table></div>{% endfor %}
 <ul>{% for sentence in sentences(summary) %}<li>{{ sentence }}</li>{% endfor %}</ul>""",
     autoescape=True,
@@ -48,11 +49,17 @@ def html(summary: Summary, facts: Mapping[str, str]) -> str:
     """The page. `facts`: what it was made of, by name."""
     body = _BODY.render(
         summary=summary,
-        headings=[name.replace("simulated ms", "simulated mean").removesuffix(" ms") for name in HEADINGS],
-        rows=lambda cell: rows(cell, drawing.duration),
+        told=_told,
+        served=served,
         sentences=sentences,
     )
     return drawing.page("LAPS-SD: policies compared on the live service", facts, body, list(_figures(summary)))
+
+
+def _told(cell: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows. Times come with their units."""
+    headings, lines = with_runs(cell, drawing.duration)
+    return [name.replace("simulated ms", "simulated mean").removesuffix(" ms") for name in headings], lines
 
 
 def verdicts(summary: Summary) -> Iterator[str]:
@@ -129,7 +136,7 @@ def _shares(summary: Summary) -> Figure:
     figure = Figure(figsize=(11, 2.8 * -(-len(cells) // 2)), layout="constrained")
     axes = figure.subplots(-(-len(cells) // 2), 2, squeeze=False).flatten()
     for axis, cell in zip(axes, cells, strict=False):
-        for name, row in cell["policies"].items():
+        for name, row in whole(cell).items():
             seconds = [ms / 1e3 for ms in row["quantiles_ms"]]
             axis.plot(seconds, [share / 100 for share in range(1, 100, 2)], label=name)
         axis.set_xscale("log")

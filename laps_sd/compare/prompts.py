@@ -23,7 +23,9 @@ def prompts_of(files: Sequence[Path], longest: int) -> list[Prompt]:
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
-    return hashlib.sha256("".join(sorted(prompt.id for prompt in prompts)).encode()).hexdigest()[:16]
+    """Requests are drawn by kind."""
+    told = sorted(f"{prompt.id} {prompt.category} {prompt.text}" for prompt in prompts)
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
 def counted(prompts: Sequence[Prompt]) -> Iterator[tuple[str, int]]:

@@ -29,7 +29,7 @@ def jobs_of(run: Mapping[str, Any], draft_len: int) -> list[Job]:
             prompt_tokens=row["input_tokens"],
             output_tokens=row["output_tokens"],
             accepted=tuple(row["accepted"]),
-            draft_len=draft_len,
+            draft_len=max(1, draft_len),  # as files have it; `drafted` says that nothing was
             category=row["category"],
             drafted=tuple(row["drafted"]),
             max_tokens=row["max_tokens"],

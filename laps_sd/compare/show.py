@@ -16,14 +16,29 @@ def shown(summary: Mapping[str, Any]) -> Group:
 
 
 def table(cell: Mapping[str, Any]) -> Group:
-    columns = [Column(name, rank, left=name == "policy") for name, rank in HEADINGS.items()]
-    lines = list(rows(cell))
+    headings, lines = with_runs(cell)
+    columns = [Column(name, rank, left=name == "policy") for name, rank in headings.items()]
+    return Group(f"{cell['name']}: {served(cell)}", FittedTable(columns, lines))
+
+
+def served(cell: Mapping[str, Any]) -> str:
+    """How many requests, in words."""
+    counts = [row["requests"] for row in cell["policies"].values()]
+    fewest, most = min(counts), max(counts)
+    return f"{fewest} to {most} requests a policy" if fewest < most else f"{most} requests a policy"
+
+
+def with_runs(
+    cell: Mapping[str, Any], duration: Callable[[float], str] = "{:,.0f}".format
+) -> tuple[dict[str, int], list[list[str]]]:
+    """Headings, with their ranks, and rows: with a column of runs where policies had different numbers."""
+    lines = list(rows(cell, duration))
     repetitions = [row["repetitions"] for row in cell["policies"].values()]
-    if len(set(repetitions)) > 1:
-        columns.insert(1, Column("runs", 0))
-        for line, count in zip(lines, [*repetitions, ""], strict=False):  # the oracle, if it is there, has none
-            line.insert(1, str(count))
-    return Group(f"{cell['name']}: {cell['requests']} requests a policy", FittedTable(columns, lines))
+    if len(set(repetitions)) == 1:
+        return HEADINGS, lines
+    for line, count in zip(lines, [*repetitions, ""], strict=False):  # the oracle, if it is there, has none
+        line.insert(1, str(count))
+    return {"policy": 0, "runs": 0, **HEADINGS}, lines
 
 
 # The column that a narrow terminal leaves out first has the highest rank (tables.py).
@@ -47,7 +62,7 @@ HEADINGS = {
 }
 
 
-def rows(cell: Mapping[str, Any], duration: Callable[[float], str] = "{:,.0f}".format) -> Iterator[list[str]]:
+def rows(cell: Mapping[str, Any], duration: Callable[[float], str]) -> Iterator[list[str]]:
     """The rows of a cell's table; the oracle's is the last. `duration`: how milliseconds are written."""
     for name, row in cell["policies"].items():
         yield [

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 4000
-BLOCKS = 12  # into which a repetition is divided; requests of a block met the same queue and are drawn together
+BLOCKS = 12  # of a repetition at most; requests of a block met the same queue and are drawn together
 CONFIDENCE = 0.95
 
 Latencies = Sequence[NDArray[np.float64]]  # one array for each repetition, requests in order of arrival
@@ -59,7 +59,7 @@ def _resampled_sums(pair: NDArray[np.float64], rng: np.random.Generator) -> NDAr
     # Blocks go round from the end to the beginning, so that each request is in equally many.
     around = np.concatenate([np.zeros((2, 1)), np.cumsum(np.concatenate([pair, pair[:, :length]], axis=1), axis=1)], 1)
     blocks = around[:, length : length + count] - around[:, :count]
-    starts = rng.integers(0, count, (RESAMPLES, BLOCKS))
+    starts = rng.integers(0, count, (RESAMPLES, -(-count // length)))  # where requests are few, fewer blocks hold them
     drawn: NDArray[np.float64] = blocks[:, starts].sum(axis=2)
     return drawn
 

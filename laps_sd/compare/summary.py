@@ -1,5 +1,6 @@
 """The figures of a comparison, cell by cell: measured, simulated, with confidence intervals. Prints nothing."""
 
+import json
 import math
 import statistics as means
 from collections import defaultdict
@@ -23,9 +24,11 @@ Runs = Mapping[int, Found]  # of one policy in one cell, by repetition
 
 
 def summarise(found: Iterable[Found], draft_len: int, *, faulty: bool = False) -> dict[str, Any]:
-    """`cells`, each with its `policies`; `left_out`: runs with faults. If `faulty`, such runs count as well, except
-    those in which a request failed or is missing in the scheduler's log."""
+    """`cells`, each with its `policies`, and with the most `machines` that one repetition was made on; `left_out`: runs
+    with faults. If `faulty`, such runs count as well, except those in which a request failed or is missing in the
+    scheduler's log."""
     cells: dict[Cell, dict[str, dict[int, Found]]] = defaultdict(lambda: defaultdict(dict))
+    machines: dict[Cell, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     left_out = []
     every = {Run.of_json(each["run"]): each for each in found}
     own = {run: _faults(each, faulty) for run, each in every.items()}
@@ -34,8 +37,12 @@ def summarise(found: Iterable[Found], draft_len: int, *, faulty: bool = False) -
             left_out.append({"run": run.name, "faults": faults})
         else:
             cells[run.cell][run.policy][run.repetition] = each
+            parts = [each] if run.cell.load == BURST else [each, every[run.capacity]]
+            machines[run.cell][run.repetition].update(json.dumps(part["machine"]) for part in parts)
     ordered = sorted(cells, key=lambda cell: (cell.slots, cell.load == BURST, cell.load))
-    return {"cells": [_cell(cell, cells[cell], draft_len) for cell in ordered], "left_out": left_out}
+    most = {cell: max(map(len, machines[cell].values())) for cell in ordered}
+    every_cell = [_cell(cell, cells[cell], draft_len) | {"machines": most[cell]} for cell in ordered]
+    return {"cells": every_cell, "left_out": left_out}
 
 
 def _faults(each: Found, faulty: bool) -> Sequence[str]:
@@ -75,7 +82,7 @@ def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str,
         row["predicted_at_steady_speed"] = means.fmean(each)
     return asdict(cell) | {
         "name": cell.name,
-        "requests": sum(len(run["requests"]) for run in base.values()),
+        "requests": max(row["requests"] for row in rows.values()),
         "policies": rows,
         "against_ours": dict(_against_ours(policies, burst=burst)),
         "oracle": _oracle(at_equal_speed[replay.ORACLE], at_equal_speed.get(BASE, {})),
@@ -101,6 +108,7 @@ def _policy(
     e2el = _latencies(runs, "e2el_ms", every)
     row: dict[str, Any] = {
         "repetitions": len(runs),
+        "requests": sum(len(run["requests"]) for run in runs.values()),
         "e2el_ms": times_ms(e2el),
         "quantiles_ms": quantiles_ms(e2el),
         "ttft_ms": times_ms(_latencies(runs, "ttft_ms", every)),
@@ -184,6 +192,13 @@ def _averaged(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: means.fmean(result[name] for result in results) for name in names if name != "kept_up"}
 
 
+def whole(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of the policies that served every request of the cell. Latencies of others are of other requests; only
+    their ratios are not."""
+    most = max(row["repetitions"] for row in cell["policies"].values())
+    return {name: row for name, row in cell["policies"].items() if row["repetitions"] == most}
+
+
 # ---- in words ----
 
 
@@ -202,6 +217,8 @@ def wrong(summary: Mapping[str, Any]) -> Iterator[str]:
         for name, found in cell["against_ours"].items():
             if found["verdict"] == "higher":
                 yield f"{cell['name']}: {OURS} is slower than {name}, {found['value']:.3f} times."
+        if (many := cell.get("machines", 1)) > 1:
+            yield f"{cell['name']}: one repetition was made on {many} machines, so that ratios may be of these, too."
         if differ := cell["lengths"]["differ"]:
             yield (
                 f"{cell['name']}: {differ} of {cell['lengths']['answers']} answers differ in length between policies, "

@@ -18,9 +18,9 @@ async def drive(
 ) -> list[Record]:
     """The records of all requests, in the order of `plan`.
 
-    `start`: the time of the loop's clock that due times count from. `tally` is updated as answers end.
-    `concurrency`: at most so many requests are in flight. A request with a due time then waits until one of them ends,
-    and the wait counts as latency. A request without a due time arrives when one of them ends.
+    `start`: the time of the loop's clock that due times count from, and before which nothing is sent. `tally` is
+    updated as answers end. `concurrency`: at most so many requests are in flight. A request with a due time then waits
+    until one of them ends, and the wait counts as latency. A request without a due time arrives when one of them ends.
     """
     loop = asyncio.get_running_loop()
     cap = asyncio.Semaphore(concurrency) if concurrency else None
@@ -47,6 +47,7 @@ async def drive(
             record.end_s = clock()
             tally.ended(record)
 
+    await asyncio.sleep(max(0.0, -clock()))
     async with asyncio.TaskGroup() as tasks:
         for planned in plan:
             request = target.prepare(planned)

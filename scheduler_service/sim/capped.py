@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 from scheduler_service.core.policies import Policy
 from scheduler_service.core.types import StepDone
-from scheduler_service.sim.simulator import Simulation, Trace
+from scheduler_service.sim.plain import Plain
+from scheduler_service.sim.simulator import Trace
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 
 
-class Capped(Simulation):
+class Capped(Plain):
     """`cap`: by how many times latency may exceed the time alone, by the belief when the request came."""
-
-    LEAN = False  # it looks at the clock after each report
 
     def __init__(self, jobs: Sequence[Job], policy: Policy, fleet: SimFleet, cap: float) -> None:
         super().__init__(jobs, policy, fleet)

@@ -15,6 +15,7 @@ from scheduler_service.core.policies import Claim, Policy
 from scheduler_service.core.types import View
 
 SMALLER = 0.5  # of the predicted length
+APART = 1e-6  # seconds between the keys of neighbours at least: of requests that come at once, too, one may pass
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class Nudge(Policy):
             at -= 1
             queue[at].passed += 1
         ahead = queue[at - 1].key if at else -1.0
-        key = (ahead + queue[at].key) / 2 if at < len(queue) else view.request.arrival
+        key = (ahead + queue[at].key) / 2 if at < len(queue) else max(view.request.arrival, ahead + APART)
         queue.insert(at, _Waiting(view, key))
         return key
 

@@ -8,6 +8,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from operator import sub
 from typing import ClassVar
 
@@ -71,7 +72,7 @@ def max_tokens(jobs: Sequence[Job]) -> int:
 
 class Simulation:
     """One policy on one workload. `progress` is called now and then with the number of jobs that have ended. `LEAN`:
-    rounds that change nothing are neither reported nor planned; not for who looks at each of them."""
+    rounds that change nothing are neither reported nor planned; who looks at each of them takes `Plain` (plain.py)."""
 
     LEAN: ClassVar[bool] = True
 
@@ -95,7 +96,7 @@ class Simulation:
         self._fleet = fleet
         self._predictor = predictor
         self._progress = progress or (lambda ended: None)
-        self._sample_every = max(1, len(jobs) // SAMPLES)
+        self._sample_every = max(1, len(jobs) // SAMPLES) if jobs else inf  # nobody reads those of a cell
         self.core = Core(
             policy,
             draft_len=fleet.draft_len,
@@ -120,7 +121,7 @@ class Simulation:
         self._longest_s: dict[str, float] = {}  # the longest gap between two deliveries
 
     def run(self) -> Trace:
-        self.advance(float("inf"))
+        self.advance(inf)
         if self.core.fleet.entries:
             raise RuntimeError(f"{len(self.core.fleet.entries)} requests wait, yet no worker can run one")
         return self.trace
@@ -158,7 +159,7 @@ class Simulation:
                 self._plan_idle(now)
 
     def next_arrival_s(self) -> float:
-        return self._arrivals[self._arrived].arrival_s if self._arrived < len(self._arrivals) else float("inf")
+        return self._arrivals[self._arrived].arrival_s if self._arrived < len(self._arrivals) else inf
 
     def arrive(self, now: float) -> None:
         """Submit all that have come by then."""

@@ -219,7 +219,7 @@ def main() -> None:
     except (OSError, ValueError) as error:
         parser.error(f"--logs: {error}")
     if not flags.logs and path.exists():  # the logs that were marked once stay so
-        marked = json.loads(path.read_text())["marks"]
+        marked += [mark for mark in json.loads(path.read_text())["marks"] if mark["name"] in METHODS]
     rows = measure(flags.requests, flags.seeds, flags.jobs)
     results = {"requests": flags.requests, "seeds": flags.seeds, "marks": marked, "rows": rows}
     flags.out.mkdir(parents=True, exist_ok=True)

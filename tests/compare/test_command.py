@@ -19,6 +19,14 @@ def compare(folder: Path, *words: str) -> Result:
     )
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Of a comparison that has no run yet."""
+    compare(tmp_path)
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    return Folder(tmp_path / "out", SETTINGS.__class__(**settings))
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -63,10 +71,9 @@ def test_other_settings_go_to_another_folder(tmp_path: Path) -> None:
     assert "holds runs with another seed" in result.output
 
 
-def test_one_cell_has_results_of_the_policies_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(tmp_path)
-    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
-    folder = Folder(tmp_path / "out", SETTINGS.__class__(**settings))
+def test_one_cell_has_results_of_the_policies_by_name(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for policy in (BASE, "las"):
         folder.add(run := Run(Cell(2, BURST), policy, 1), found(run, [1.0, 2.0]))
     monkeypatch.setattr("sys.argv", ["laps-sd", "compare", "--json", str(tmp_path / "out.json")])
@@ -78,25 +85,29 @@ def test_one_cell_has_results_of_the_policies_by_name(tmp_path: Path, monkeypatc
     assert written["prompts"] == {"files": [], "kinds": {"chat": 700, "code": 700, "reasoning": 700}}
 
 
-def test_the_machines_are_those_of_the_runs(tmp_path: Path) -> None:
-    compare(tmp_path)
-    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
-    folder = Folder(tmp_path / "out", SETTINGS.__class__(**settings))
+def test_the_run_of_the_capacity_is_no_second_cell(folder: Folder, tmp_path: Path) -> None:
+    for load, policy, latency_s in ((BURST, BASE, 9.0), ("0.85", BASE, 2.0), ("0.85", "las", 1.0)):
+        folder.add(run := Run(Cell(2, load), policy, 1), found(run, [latency_s, latency_s]))
+    compare(tmp_path, "--json", str(tmp_path / "out.json"))
+    policies = json.loads((tmp_path / "out.json").read_text())["policies"]
+    assert {name: row["mean_e2el_ms"] for name, row in policies.items()} == {BASE: 2000, "las": 1000}
+
+
+def test_the_machines_are_those_of_the_runs(folder: Folder, tmp_path: Path) -> None:
     for policy, cores in ((BASE, 2), ("las", 2), ("sjf", 4)):
         run = Run(Cell(2, BURST), policy, 1)
         folder.add(run, found(run, [1.0, 2.0]) | {"machine": {"processor": "abacus", "cores": cores}})
     words = ["--json", str(tmp_path / "out.json"), "--html", str(tmp_path / "report.html")]
-    assert compare(tmp_path, *words).exit_code == 0
+    result = compare(tmp_path, *words)
+    assert result.exit_code == 0
+    assert "one repetition was made on 2 machines" in result.output
     written = json.loads((tmp_path / "out.json").read_text())
     assert [each["cores"] for each in written["machines"]] == [2, 4]
     assert written["versions"] == {"python": "3"}
     assert "abacus, 2 cores; abacus, 4 cores" in (tmp_path / "report.html").read_text()
 
 
-def test_only_what_counts_of_fcfs_is_recorded(tmp_path: Path) -> None:
-    compare(tmp_path)
-    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
-    folder = Folder(tmp_path / "out", SETTINGS.__class__(**settings))
+def test_only_what_counts_of_fcfs_is_recorded(folder: Folder, tmp_path: Path) -> None:
     for repetition, policy, faults in ((1, BASE, ()), (1, "las", ()), (2, BASE, ("a standstill",))):
         folder.add(run := Run(Cell(2, BURST), policy, repetition), found(run, [1.0, 2.0], faults=faults))
     compare(tmp_path, "--recordings", str(tmp_path / "recordings"))
@@ -122,10 +133,7 @@ def test_a_disk_that_is_full_is_one_sentence(tmp_path: Path, monkeypatch: pytest
     assert "laps-sd: [Errno 28] No space left on device\n" in result.stderr
 
 
-def test_a_report_without_any_run_that_counts_says_why(tmp_path: Path) -> None:
-    compare(tmp_path)
-    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
-    folder = Folder(tmp_path / "out", SETTINGS.__class__(**settings))
+def test_a_report_without_any_run_that_counts_says_why(folder: Folder, tmp_path: Path) -> None:
     folder.add(run := Run(Cell(2, BURST), BASE, 1), found(run, [1.0, 2.0], faults=("a standstill",)))
     result = compare(tmp_path, "--html", str(tmp_path / "report.html"))
     assert result.exit_code == 0

@@ -6,7 +6,7 @@ import pytest
 
 from laps_sd import own_prompts as own
 from laps_sd.compare.design import BASE, Cell, Drawn, Run, check_load, due, runs
-from laps_sd.compare.prompts import KINDS, own_prompts
+from laps_sd.compare.prompts import KINDS, digest, own_prompts
 from tests.compare.builders import SETTINGS
 from tests.prompts import templates, two_hundred
 
@@ -52,6 +52,13 @@ def test_what_is_taught_is_never_asked() -> None:
 def test_a_paragraph_ends_an_answer_of_its_kinds_alone() -> None:
     stops = {planned.category: planned.stop for planned in Drawn(own_prompts(), SETTINGS).requests(1)}
     assert stops == {"chat": ("\n\n",), "code": (), "reasoning": ()}
+
+
+def test_prompts_of_another_kind_or_text_are_others_in_any_order() -> None:
+    some = own_prompts()[:3]
+    changed = [replace(some[0], category="reasoning"), replace(some[0], text=some[0].text + " ")]
+    assert digest(some[::-1]) == digest(some)
+    assert all(digest([one, *some[1:]]) != digest(some) for one in changed)
 
 
 def test_too_few_prompts_are_refused_by_kind() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from laps_sd.compare import front
+from laps_sd.loadtest.plan import arrivals
 
 ROOT = Path(__file__).parents[2]
 FEW = {"no bound": ("gittins:overtaking=0",), "slowdown": ("gittins:overtaking=0:cap=3",), "nudge": ("nudge:passes=1",)}
@@ -107,6 +108,10 @@ def test_a_page_of_no_record_is_refused(
     with pytest.raises(SystemExit):
         run(folder, monkeypatch, "--page")
     assert "--page: there is no " in capsys.readouterr().err
+
+
+def test_figures_depend_on_the_code_that_draws_arrivals(folder: Path) -> None:
+    assert Path(arrivals.__code__.co_filename) in front._made_of(folder)
 
 
 def test_a_stopped_run_of_another_record_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

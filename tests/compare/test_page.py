@@ -178,12 +178,31 @@ def test_what_is_wrong_with_the_runs_stands_on_the_page(record: dict[str, object
     assert "- 2 slots, load 0.85, gittins: the model waited for the scheduler 50.0% of the time." in text
 
 
+@pytest.mark.usefixtures("without_plots")
+def test_the_page_names_every_machine(record: dict[str, object], docs: Path) -> None:
+    machines = [{"processor": "abacus", "cores": cores} for cores in (2, 4)]
+    (docs / "benchmarks" / "record.json").write_text(json.dumps(record | {"machines": machines}))
+    page.main()
+    text = (docs / "explanation" / "benchmarks.md").read_text()
+    assert "live, on 2 cores of a CPU (abacus) and on 4 cores of a CPU (abacus)" in text
+
+
 def test_the_html_stands_alone(record: dict[str, object]) -> None:
     text = page.html(record, {"model": "tiny", "machine": "EPYC, 2 cores"})
     assert text.count("<svg") == 3
     assert "EPYC, 2 cores" in text
     assert "http" not in text.replace("http://www.w3.org", "")
     assert "2 slots, burst" in text
+
+
+def test_latencies_of_fewer_requests_are_not_drawn_and_the_html_tells_the_runs() -> None:
+    runs = [found(Run(Cell(2, BURST), BASE, repetition), SLOW) for repetition in (1, 2)]
+    summary = summarise([*runs, found(Run(Cell(2, BURST), "las", 1), FAST)], 4)
+    (axis, *_) = page._shares(summary).axes
+    assert [line.get_label() for line in axis.lines] == [BASE]
+    text = page.html(summary, {})
+    assert "48 to 96 requests a policy" in text
+    assert "<td>las</td><td>1</td>" in text
 
 
 @pytest.mark.usefixtures("without_plots")

@@ -42,6 +42,16 @@ def test_policies_of_equal_mean_are_the_same_in_nearly_all_trials(monkeypatch: p
     assert verdicts.count("same") >= 48  # 50; with neighbours drawn one by one it would be 17
 
 
+def test_few_requests_have_a_wider_interval_than_twice_as_many() -> None:
+    """By 1.26; with as many blocks for both it would be 0.96."""
+
+    def width(count: int) -> float:
+        drawn = (np.random.default_rng(seed).exponential(size=count) for seed in range(40))
+        return float(np.mean([(found := ratio([one], [np.ones(count)])).high - found.low for one in drawn]))
+
+    assert width(13) > 1.15 * width(24)
+
+
 def test_other_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="same requests"):
         ratio([np.ones(3)], [np.ones(4)])

@@ -104,12 +104,27 @@ def test_the_table_says_how_many_runs_there_were_where_policies_differ() -> None
         ("las", "1"),
     ]
     assert "runs" not in text_of(burst)
+    assert "2 slots, load 0.85: 48 to 96 requests a policy" in text_of(cell)
+    assert "2 slots, burst: 96 requests a policy" in text_of(burst)
 
 
 def test_a_burst_needs_no_capacity() -> None:
     runs = [found(Run(Cell(2, BURST), policy, 1), SLOW) for policy in (BASE, "las")]
     runs[0]["results"]["request_throughput"] = 3.0
     assert summarise(runs, 4)["left_out"] == []
+
+
+def test_a_load_that_is_a_share_of_another_machines_capacity_is_told() -> None:
+    moved = {"machine": {"processor": "abacus", "cores": 64}}
+    runs = [*CAPACITY, of("fcfs", SLOW) | moved, of("las", SLOW) | moved]
+    assert "2 slots, load 0.85: one repetition was made on 2 machines" in " ".join(sentences(summarise(runs, 4)))
+
+
+def test_each_repetition_may_have_a_machine_of_its_own() -> None:
+    moved = {"machine": {"processor": "abacus", "cores": 64}}
+    runs = [found(Run(Cell(2, BURST), policy, repetition), SLOW) for policy in (BASE, "las") for repetition in (1, 2)]
+    summary = summarise([run | moved if run["run"]["repetition"] == 2 else run for run in runs], 4)
+    assert "machines" not in " ".join(sentences(summary))
 
 
 def text_of(cell: dict[str, object]) -> str:

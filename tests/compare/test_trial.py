@@ -11,6 +11,7 @@ from laps_sd.compare import trial
 from laps_sd.compare.design import BASE, BURST, Cell, Run
 from laps_sd.compare.replay import write_recordings
 from laps_sd.compare.summary import summarise
+from scheduler_service.sim.workload import read_workload
 from tests.compare.builders import found
 
 
@@ -45,3 +46,9 @@ def test_less_than_no_draws_are_refused(
     with pytest.raises(SystemExit):
         trial.main()
     assert "--draws: 0 or more" in capsys.readouterr().err
+
+
+def test_recordings_of_runs_without_drafts_can_be_read(tmp_path: Path) -> None:
+    write_recordings(tmp_path, [found(Run(Cell(2, BURST), BASE, 1), [1.0] * 3, tokens=5)], draft_len=0)
+    (file,) = tmp_path.iterdir()
+    assert [job.rounds(4) for job in read_workload(file)] == [5, 5, 5]

@@ -90,5 +90,7 @@ def planned(*due_s: float | None, warmup: int = 0) -> list[Planned]:
     return [Planned(i, due, "text", 10, 8, False, measured=i >= warmup) for i, due in enumerate(due_s)]
 
 
-def records_of(plan: Sequence[Planned], target: Target, concurrency: int | None = None) -> list[Record]:
-    return run(drive(plan, target, start=0.0, tally=Tally(), concurrency=concurrency))
+def records_of(
+    plan: Sequence[Planned], target: Target, concurrency: int | None = None, start: float = 0.0
+) -> list[Record]:
+    return run(drive(plan, target, start=start, tally=Tally(), concurrency=concurrency))

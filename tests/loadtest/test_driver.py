@@ -42,6 +42,11 @@ def test_in_a_closed_loop_a_request_arrives_when_a_place_falls_vacant() -> None:
     assert [record.e2el_s for record in records] == [2, 5, 1, 1]
 
 
+def test_a_closed_loop_begins_at_the_start_that_all_drivers_share() -> None:
+    records = records_of(planned(None, None), Scripted([(2.0, 1)]), concurrency=1, start=0.25)
+    assert [(record.due_s, record.sent_s) for record in records] == [(0, 0), (2, 2)]
+
+
 def test_a_driver_that_falls_behind_says_so() -> None:
     records = records_of(planned(*(i / 100 for i in range(50))), Scripted([(0.0, 1)], held_up_s=0.05))
     results = summarise(records, {}, ours=False)

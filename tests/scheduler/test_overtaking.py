@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.types import Event, Request, RequestClass, StepDone, Submitted
+from scheduler_service.sim.plain import Plain
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
-from tests.simulator.builders import SECOND, Plain, ends, job, run
+from tests.simulator.builders import SECOND, ends, job, run
 
 
 class Watched(Plain):

@@ -3,18 +3,12 @@
 from scheduler_service.core.policies import Policy
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.oracle import parts, simulated_policy
-from scheduler_service.sim.simulator import Simulation, Trace, simulate
+from scheduler_service.sim.simulator import Trace, simulate
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 
 SECOND = StepCosts(t_draft_ms=0, t_verify_ms=1000, t_verify_slope=0, t_prefill_ms_per_token=0)
 NAMES = ["fcfs", "sjf", "srpt-length", "las", "mlfq", "gsa", "gittins", "laps-sd"]
-
-
-class Plain(Simulation):
-    """Every round is reported and planned."""
-
-    LEAN = False
 
 
 def job(id: str, arrival_s: float = 0.0, tokens: int = 10, accepted: tuple[int, ...] = (0,), **more: object) -> Job:

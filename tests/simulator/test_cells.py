@@ -85,7 +85,21 @@ def test_the_command_prints_a_row_for_each_route() -> None:
     assert [line.split()[0] for line in said.output.splitlines()[1:4]] == ["p2c", "hash", "one"]
 
 
+def test_requests_that_no_worker_can_hold_have_failed() -> None:
+    words = ["simulate", "--workload", "synthetic:requests=40", "--policy", "fcfs", "--cells", "2", "--processes", "1"]
+    said = CliRunner().invoke(app, [*words, "--kv-budget-tokens", "10"])
+    assert said.exit_code == 0, said.output
+    assert said.output.split()[:3] == ["route", "completed", "failed"]
+    assert said.output.splitlines()[1].split() == ["p2c", "0", "40", "0", "0"]
+
+
+def test_a_percentile_is_between_its_neighbours_as_everywhere() -> None:
+    row = figures([Fared(str(n), "", float(n), 0) for n in range(1, 101)], 101)
+    assert (row["completed"], row["failed"]) == (100, 1)
+    assert row["p99_e2el_ms"] == pytest.approx(99_010)
+
+
 def test_one_tenant_may_send_everything() -> None:
-    row = figures([Fared("r", HOT, 1.0, 0)])
+    row = figures([Fared("r", HOT, 1.0, 0)], 1)
     assert row["hot_mean_ms"] == 1000
     assert "others_mean_ms" not in row

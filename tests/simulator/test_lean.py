@@ -13,10 +13,11 @@ from scheduler_service.core.types import Bounds, Event, Plan, RequestClass, Step
 from scheduler_service.predictor.online import OnlinePredictor
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate
+from scheduler_service.sim.plain import Plain
 from scheduler_service.sim.simulator import Outcome, Simulation
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
-from tests.simulator.builders import NAMES, SECOND, Plain, job, policy
+from tests.simulator.builders import NAMES, SECOND, job, policy
 
 POLICIES = [
     *NAMES,

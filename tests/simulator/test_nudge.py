@@ -33,6 +33,12 @@ def test_it_passes_one_only_and_none_of_its_own_size() -> None:
     assert order([BUSY, sized("L", 1.0, 20), sized("s", 2.0, 11)], 1) == "aLs"
 
 
+def test_of_those_that_come_at_once_a_small_one_passes_too() -> None:
+    at_once = [sized(id, 1.0, tokens) for id, tokens in (("K", 20), ("L", 20), ("s", 2), ("t", 5))]
+    assert order([BUSY, *at_once], 1) == "aKsLt"
+    assert order([BUSY, *at_once], 4) == "astKL"
+
+
 def test_who_runs_is_not_passed() -> None:
     assert order([sized("L", 0.0, 20), sized("s", 1.0, 2)], 1) == "Ls"
 

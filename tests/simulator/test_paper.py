@@ -39,7 +39,9 @@ def test_it_writes_figures_page_and_plots(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert f"(../paper/{plot}.svg)" in page
         assert "<svg" in (tmp_path / "paper" / f"{plot}.svg").read_text()
     assert "loads,chat,0.5,gittins," in (tmp_path / "paper" / "figures.csv").read_text()
-    assert json.loads((tmp_path / "paper" / "results.json").read_text())["settings"]["scale"]["requests"] == 4
+    written = json.loads((tmp_path / "paper" / "results.json").read_text())
+    assert written["settings"]["scale"]["requests"] == 4
+    assert f", code {written['code'][0]})." in page
 
 
 def test_the_page_is_made_anew_from_its_figures(
@@ -79,7 +81,10 @@ def test_equal_figures_are_equal_files(results: dict[str, Any], tmp_path: Path) 
 def test_one_policy_is_measured_anew_beside_what_was_kept(results: dict[str, Any], tmp_path: Path) -> None:
     kept = json.loads(json.dumps(results))
     kept["loads"]["chat"]["0.5"]["gittins"] = kept["loads"]["chat"]["0.5"]["fcfs"] = {"mean_s": [1, 2], "p99_s": [3, 4]}
-    cell = reproduce(tmp_path, kept=kept, only=["gittins"])["loads"]["chat"]["0.5"]
+    kept["code"] = ["older"]
+    anew = reproduce(tmp_path, kept=kept, only=["gittins"])
+    assert anew["code"] == ["older", *results["code"]]
+    cell = anew["loads"]["chat"]["0.5"]
     assert cell["gittins"] == results["loads"]["chat"]["0.5"]["gittins"]
     assert cell["fcfs"] == {"mean_s": [1, 2], "p99_s": [3, 4]}
 
@@ -105,6 +110,7 @@ def test_the_error_is_that_of_the_estimate_when_acceptance_became_stable() -> No
     short = job("short", 0, 10, (4,), predicted_output_tokens=10)  # ends before it is known
     errors = paper.estimation_errors([falling, steady, short], SimFleet(costs=SECOND))
     assert sorted(errors) == pytest.approx([0.0, 48 / 68])
+    assert paper.estimation_errors([falling], SimFleet(costs=SECOND)) == pytest.approx([48 / 68])  # nobody waits
 
 
 def test_a_gain_below_the_mean_of_three_is_seed_by_seed() -> None:

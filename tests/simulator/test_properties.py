@@ -14,12 +14,13 @@ from scheduler_service.core.types import Plan, View
 from scheduler_service.predictor.online import OnlinePredictor
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.oracle import Oracle
+from scheduler_service.sim.plain import Plain
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import Simulation, Trace, simulate
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
 from tests.scheduler.builders import Seen
-from tests.simulator.builders import NAMES, SECOND, Plain, ends, job, policy, run
+from tests.simulator.builders import NAMES, SECOND, ends, job, policy, run
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,7 +9,9 @@ from scheduler_service.core.beliefs import Expected, Length
 from scheduler_service.core.entry import WORTH
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.results import summarise
-from tests.simulator.builders import SECOND, ends, job, run
+from scheduler_service.sim.simulator import Simulation
+from scheduler_service.sim.worker import SimFleet
+from tests.simulator.builders import SECOND, ends, job, policy, run
 
 
 def test_a_round_emits_its_accepted_drafts_and_one_more() -> None:
@@ -217,3 +219,12 @@ def test_a_recorded_prediction_goes_before_the_order_of_arrival() -> None:
     expected = {"long": Expected(Length(5.0, 0.1)), "short": Expected(Length(0.5, 0.1))}
     jobs = [job(id, tokens=tokens, expected=expected[id]) for id, tokens in (("long", 9), ("short", 2))]
     assert ends(run(jobs, "sjf")) == {"short": 2, "long": 11}
+
+
+def test_queues_are_not_counted_at_each_arrival_of_jobs_that_are_offered() -> None:
+    """As in a cell. In a burst that would be quadratic."""
+    simulation = Simulation([], policy("las", []), SimFleet(costs=SECOND), most_tokens=16)
+    for id in "abc":
+        simulation.offer(job(id))
+    trace = simulation.run()
+    assert (len(trace.outcomes), trace.levels) == (3, [])

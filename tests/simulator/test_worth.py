@@ -1,5 +1,7 @@
 """The worth of acceptance: the map, the marks on it, and what is said of it."""
 
+import json
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -49,3 +51,14 @@ def test_how_long_the_phases_last_is_told() -> None:
     policy = watched(LapsSd())
     trace = simulate(jobs, policy, SimFleet(costs=SECOND))
     assert phases(policy, trace) == Phases(perceptible=0.5, half_round=8, before=(8 + 4) / 24)
+
+
+def test_marks_of_logs_stay_and_those_of_kinds_are_made_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log, stale = ({"name": name, "spread": 0.5, "length_cv": 0.5} for name in ("medusa", "poetry"))
+    (tmp_path / "worth.json").write_text(json.dumps({"marks": [log, stale]}))
+    monkeypatch.setattr(worth, "measure", lambda *flags: [{}])
+    monkeypatch.setattr(worth, "draw", lambda results: "")
+    monkeypatch.setattr("sys.argv", ["worth", "--out", str(tmp_path)])
+    worth.main()
+    marks = json.loads((tmp_path / "worth.json").read_text())["marks"]
+    assert marks == [*worth.marks(None), log]
