@@ -63,13 +63,14 @@ def _faults_of_capacity(run: Run, every: Mapping[Run, Found], own: Mapping[Run, 
 
 
 def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str, Any]:
+    burst = cell.load == BURST
+    policies = _compared(policies) if burst else policies
     base = policies.get(BASE, {})
     simulated = {
         name: {each: replay.predicted_mean_ms(run, name, draft_len) for each, run in runs.items()}
         for name, runs in policies.items()
     }
     costs = replay.costs_of([run for runs in policies.values() for run in runs.values()])
-    burst = cell.load == BURST
     rows = {name: _policy(name, policies, simulated, burst=burst) for name in sorted(policies, key=_place)}
     at_equal_speed = {
         name: {each: replay.predicted_mean_ms(base[each], name, draft_len, costs) for each in base.keys() & runs.keys()}
@@ -90,6 +91,13 @@ def _cell(cell: Cell, policies: Mapping[str, Runs], draft_len: int) -> dict[str,
         "kv_tokens": min(run["kv_tokens"] for runs in policies.values() for run in runs.values()),
         "lengths": _lengths(policies),
     }
+
+
+def _compared(policies: Mapping[str, Runs]) -> Mapping[str, Runs]:
+    """`policies` in a burst, the base without what no other policy ran: that was run for a capacity."""
+    others = {each for name, runs in policies.items() if name != BASE for each in runs}
+    shared = {each: run for each, run in policies.get(BASE, {}).items() if each in others}
+    return {**policies, BASE: shared} if shared else policies
 
 
 def _place(policy: str) -> tuple[bool, bool, str]:

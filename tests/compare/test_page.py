@@ -147,8 +147,8 @@ def test_the_page_tells_what_policies_do_to_first_tokens(record: dict[str, objec
     page.main()
     text = (docs / "explanation" / "benchmarks.md").read_text()
     assert "with another seed (11): 48 requests a run" in text
-    assert "|2 slots, load 0.85|gittins|0.50 (0.50 to 0.50)|0.61|2.00 s|0.20 ms|0.20|300 ms|0 %|0.00|" in text
-    assert "|2 slots, load 0.85|oracle||0.42|" in text
+    assert "|2 slots, load 0.85|gittins|1|0.50 (0.50 to 0.50)|0.61|2.00 s|0.20 ms|0.20|300 ms|0 %|0.00|" in text
+    assert "|2 slots, load 0.85|oracle|||0.42|" in text
     assert "0.500 (0.500 to 0.500)" in (folder / "opening.csv").read_text()
 
 
@@ -196,8 +196,9 @@ def test_the_html_stands_alone(record: dict[str, object]) -> None:
 
 
 def test_latencies_of_fewer_requests_are_not_drawn_and_the_html_tells_the_runs() -> None:
-    runs = [found(Run(Cell(2, BURST), BASE, repetition), SLOW) for repetition in (1, 2)]
-    summary = summarise([*runs, found(Run(Cell(2, BURST), "las", 1), FAST)], 4)
+    cell = Cell(2, "0.85")
+    runs = [found(Run(place, BASE, repetition), SLOW) for place in (Cell(2, BURST), cell) for repetition in (1, 2)]
+    summary = summarise([*runs, found(Run(cell, "las", 1), FAST)], 4)
     (axis, *_) = page._shares(summary).axes
     assert [line.get_label() for line in axis.lines] == [BASE]
     text = page.html(summary, {})

@@ -43,6 +43,16 @@ def test_only_repetitions_that_both_have_are_compared() -> None:
     assert cell["policies"]["las"]["ratios"] == [0.5]
 
 
+def test_a_burst_that_was_run_for_a_capacity_alone_is_no_part_of_a_comparison() -> None:
+    fast = found(Run(Cell(2, BURST), "las", 1), FAST)
+    other = found(Run(Cell(2, BURST), BASE, 2), [9.0] * 48)
+    (cell,) = summarise([CAPACITY[0], other, fast], 4)["cells"]
+    assert cell["policies"]["fcfs"]["e2el_ms"]["mean"] == 3000
+    assert cell["policies"]["fcfs"]["repetitions"] == 1
+    (cell,) = summarise([CAPACITY[0], other], 4)["cells"]
+    assert cell["policies"]["fcfs"]["repetitions"] == 2
+
+
 def test_it_says_where_policies_do_not_differ_and_where_ours_is_slower() -> None:
     words = list(sentences(summarise([*CAPACITY, of("fcfs", SLOW), of("las", SLOW), of("gittins", [5.0] * 48)], 4)))
     assert any(text.startswith("2 slots, load 0.85: no difference between las and fcfs") for text in words)
