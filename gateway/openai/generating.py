@@ -61,8 +61,7 @@ class Generating:
             async with self._open as streams:
                 answer = await self._answer(streams)
                 await accepted(streams)
-                with out.kept_alive():
-                    await self._relay(out, answer, streams)
+                await self._relay(out, answer, streams)
                 last = sse.event(answer.last_event()) if self._asked.include_usage else b""
             await out.write(last + sse.DONE, more=False)
         except RequestError as error:
@@ -72,11 +71,11 @@ class Generating:
 
     async def _relay(self, out: sse.Events, answer: Answer, streams: Sequence[Stream]) -> None:
         asked, live = self._asked, len(streams)
-        only, frames = live == 1, [Frames(answer, index) for index in range(live)]
+        ids, frames = asked.detached and live == 1, [Frames(answer, index) for index in range(live)]
 
         def place(chunk: Chunk) -> int | None:
             """For a client that means to come back: where a resumed stream would go on."""
-            return chunk.offset + len(chunk.token_ids) if asked.detached and only else None
+            return chunk.offset + len(chunk.token_ids) if ids else None
 
         def said(index: int, chunk: Chunk) -> bytes:
             nonlocal live
@@ -91,7 +90,8 @@ class Generating:
         async def relay(index: int, stream: Stream) -> None:
             await out.relay(stream, partial(said, index), answer.choices[index].tell_prompt)
 
-        await _at_once(streams, relay)
+        with out.kept_alive(ids=ids):
+            await _at_once(streams, relay)
 
     async def _answer(self, streams: Sequence[Stream]) -> Answer:
         """In the time that the requests take to become durable: prompts of tokens become text in a thread."""

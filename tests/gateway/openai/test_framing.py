@@ -127,6 +127,21 @@ async def test_the_head_and_the_first_event_are_one_piece() -> None:
     assert pieces == [b"head.", b"all"]
 
 
+@pytest.mark.parametrize(("on_disconnect", "comment"), [("cancel", ": keep-alive\n\n"), ("detach", ": keep-alive\n")])
+async def test_a_comment_is_a_block_of_its_own_only_where_events_have_no_ids(
+    monkeypatch: pytest.MonkeyPatch, on_disconnect: str, comment: str
+) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+    async with door() as at:
+        task = at.asked(CHAT | {"stream": True, "on_disconnect": on_disconnect})
+        submit = await at.link.accept()
+        await asyncio.sleep(0.05)
+        await at.say(submit, "a")
+        said, _, _ = (await asyncio.wait_for(task, WAIT_S)).text.partition("data: ")
+        comments = said.removesuffix("id: 1\n")
+        assert comments == comment * comments.count(":") != ""
+
+
 async def test_chunks_that_say_nothing_do_not_keep_back_the_comment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.05)
     said: list[bytes] = []
