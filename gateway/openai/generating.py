@@ -72,16 +72,17 @@ class Generating:
     async def _relay(self, out: sse.Events, answer: Answer, streams: Sequence[Stream]) -> None:
         asked, live = self._asked, len(streams)
         ids, frames = asked.detached and live == 1, [Frames(answer, index) for index in range(live)]
+        opening = answer.opening(usage=asked.continuous_usage) if asked.chat and live > 1 else []
 
         def place(chunk: Chunk) -> int | None:
             """For a client that means to come back: where a resumed stream would go on."""
             return chunk.offset + len(chunk.token_ids) if ids else None
 
         def said(index: int, chunk: Chunk) -> bytes:
-            nonlocal live
+            nonlocal live, opening
             if not asked.continuous_usage and (frame := frames[index].frame(chunk, place(chunk))) is not None:
                 return frame
-            events = answer.events(index, chunk, usage=asked.continuous_usage)
+            events, opening = opening + answer.events(index, chunk, usage=asked.continuous_usage), []
             live -= chunk.final is not None
             if not live and not asked.include_usage:
                 events[-1] |= answer.end(usage=asked.continuous_usage)

@@ -108,6 +108,8 @@ async def test_choices_have_ids_and_seeds_of_their_own_and_usage_is_of_all() -> 
         for submit, text in zip(reversed(submits), ("a", "b", "c"), strict=True):
             await at.say(submit, text)
         *said, last, _ = events(await task)
+        roles = [each["choices"][0]["index"] for each in said if "role" in each["choices"][0]["delta"]]
+        assert roles == [each["choices"][0]["index"] for each in said[:3]] == [0, 1, 2]
         texts = dict.fromkeys(range(3), "")
         for each in said:
             (choice,) = each["choices"]

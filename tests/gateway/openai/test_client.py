@@ -72,6 +72,23 @@ async def test_the_streaming_helper_puts_the_answer_together() -> None:
         assert await answer(at, read(), "the quick brown") == "the quick brown"
 
 
+async def test_the_streaming_helper_takes_choices_whichever_speaks_first() -> None:
+    async with asking() as (at, client):
+
+        async def read() -> list[str | None]:
+            async with client.chat.completions.stream(model="tiny", messages=HELLO, n=3) as stream:
+                async for _ in stream:
+                    pass
+                final = await stream.get_final_completion()
+            return [choice.message.content for choice in final.choices]
+
+        task = asyncio.create_task(read())
+        submits = [await at.link.accept() for _ in range(3)]
+        for submit, text in ((submits[2], "dog"), (submits[0], "fox"), (submits[1], "jumps")):
+            await at.say(submit, text)
+        assert await asyncio.wait_for(task, WAIT_S) == ["fox", "jumps", "dog"]
+
+
 @pytest.mark.parametrize("on_disconnect", ["cancel", "detach"])
 async def test_a_comment_while_nothing_comes_is_no_event(monkeypatch: pytest.MonkeyPatch, on_disconnect: str) -> None:
     """Behind an id this client takes each empty line for the end of an event."""
