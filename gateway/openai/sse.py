@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n"
 # Characters that end no line of server-sent events, but do for clients that split text as Python's splitlines.
 _LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in ("\x85", "\u2028", "\u2029")}
-_HEADERS = {
+HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # a proxy is to pass each event on at once
@@ -51,7 +51,7 @@ class Events:
         self._headed = False  # the head is out
         self._loop = asyncio.get_running_loop()
         self._send = send
-        self._headers = [(name.encode(), value.encode()) for name, value in (_HEADERS | dict(headers)).items()]
+        self._headers = [(name.encode(), value.encode()) for name, value in (HEADERS | dict(headers)).items()]
         self._writing = asyncio.Lock()
         self._beat: asyncio.Task[None] | None = None  # the comment that is written
         self._written_s = self._loop.time()
