@@ -23,6 +23,8 @@ from gateway.openai.request import Asked
 from gateway.stream import Stream
 from protos.errors import REQUEST_ID_KEY, BadInput, RequestError
 
+MOST_SCORES = 1 << 18  # log-probabilities of an answer that is not streamed: each takes 200 bytes until it is whole
+
 
 class Generating:
     """An ASGI response: the work is done while it is sent. Raises RequestError as long as nothing was sent."""
@@ -45,9 +47,14 @@ class Generating:
         async with self._open as streams:
             answer = await self._answer(streams)
             await accepted(streams)
+            scores = 0
 
             async def take(index: int, stream: Stream) -> None:
+                nonlocal scores
                 async for chunk in stream:
+                    scores += sum(1 + len(each.top_tokens) for each in chunk.logprobs)
+                    if scores > MOST_SCORES:
+                        raise BadInput("logprobs", f"more than {MOST_SCORES} in an answer: stream it, or ask for fewer")
                     if chunk.prompt_token_ids:
                         await asyncio.to_thread(answer.choices[index].tell_prompt, chunk)
                     answer.choices[index].take(chunk)
