@@ -5,7 +5,8 @@ import asyncio
 import json
 import struct
 import sys
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -250,6 +251,30 @@ async def test_log_probabilities_come_by_token_id() -> None:
         (told,) = json.loads(texts(await asyncio.wait_for(answer, WAIT_S))["logprobs"])
         assert told[str(token)] == {"logprob": -0.5, "rank": 1, "decoded_token": "e"}
         assert told["9"]["rank"] == 2
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_each_token_of_log_probabilities_is_made_text_once_and_only_where_they_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    made = Counter[int]()
+
+    def decode(model: TextModel, token_ids: Sequence[int], **_: bool) -> str:
+        made.update(token_ids)
+        return ""
+
+    monkeypatch.setattr(TextModel, "decode", decode)
+    async with door() as (_, link, stub):
+        answer = asyncio.ensure_future(
+            stub.ModelInfer(ask(return_logprobs=wanted, sampling_parameters=sampling(logprobs=20)))
+        )
+        submit = await link.accept()
+        likeliest = types_pb2.Logprob(logprob=-0.5, top_tokens=range(20), top_logprobs=[-1.0] * 20)
+        for at in range(5):
+            await link.delta(submit, at, [7], logprobs={"tokens": [likeliest]})
+        await link.delta(submit, 5, ending=ending())
+        await asyncio.wait_for(answer, WAIT_S)
+    assert made == (Counter(range(20)) if wanted else Counter())
 
 
 def test_a_number_may_be_a_string_and_a_tensor_wins_over_a_parameter() -> None:
