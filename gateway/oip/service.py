@@ -16,6 +16,7 @@ from gateway.oip.outputs import Outputs
 from gateway.oip.request import Asked, understand
 from gateway.service import answers_errors
 from gateway.text import TextModel
+from protos.channels import PUBLIC_MESSAGE_BYTES
 from protos.errors import BadInput, Failed, QueueFull, RequestError, UnknownModel
 from protos.oip import inference_pb2 as pb
 from protos.oip import inference_pb2_grpc
@@ -25,6 +26,7 @@ NAME = "laps-sd"
 MODEL_VERSION = "1"
 MOST_NAME_CHARS = 1024  # of a request's id, and of a model's name in an error
 MOST_AT_ONCE = 256  # requests of one stream that are answered at a time
+MOST_BYTES = PUBLIC_MESSAGE_BYTES - 64  # of a response, which a stream's message has around it
 FINAL = "triton_final_response"
 Context = Any  # grpc.aio.ServicerContext: grpc is not typed
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
@@ -165,6 +167,9 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
                 )
                 response.parameters[FINAL].bool_param = outputs.final
                 tensors.write(response, outputs.take())
+                if (size := response.ByteSize()) > MOST_BYTES:  # grpc would say that something is exhausted
+                    problem = f"{size} bytes of answer, and a message has at most {MOST_BYTES}"
+                    raise BadInput("stream", f"{problem}: ModelStreamInfer with stream gives them in pieces")
                 async with stream.writing(chunk):
                     await send(response)
 

@@ -3,6 +3,7 @@ tests/doors."""
 
 import asyncio
 import json
+import re
 import struct
 import sys
 from collections import Counter
@@ -275,6 +276,33 @@ async def test_each_token_of_log_probabilities_is_made_text_once_and_only_where_
         await link.delta(submit, 5, ending=ending())
         await asyncio.wait_for(answer, WAIT_S)
     assert made == (Counter(range(20)) if wanted else Counter())
+
+
+async def test_an_answer_that_no_message_holds_is_refused_in_words_and_its_stream_goes_on() -> None:
+    tokens = 5000
+    asked = ask(return_logprobs=True, sampling_parameters=sampling(logprobs=20, max_tokens=tokens))
+    likeliest = types_pb2.Logprob(logprob=-0.5, top_tokens=range(100, 120), top_logprobs=[-1.0] * 20)
+
+    async def say(link: Link) -> None:
+        submit = await link.accept()
+        said = {"tokens": [likeliest] * tokens}
+        await link.delta(submit, 0, [40] * tokens, logprobs=said, ending=ending())
+
+    problem = "stream: [0-9]+ bytes of answer, and a message has at most 4194240: ModelStreamInfer with stream"
+    async with door(context_tokens=100_000, max_unread_tokens=10**6) as (_, link, stub):
+        whole = asyncio.ensure_future(stub.ModelInfer(asked))
+        await say(link)
+        with pytest.raises(grpc.aio.AioRpcError, match=problem) as refused:
+            await asyncio.wait_for(whole, WAIT_S)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        call = stub.ModelStreamInfer()
+        await call.write(asked)
+        await say(link)
+        assert re.search(problem, (await asyncio.wait_for(call.read(), WAIT_S)).error_message)
+        await call.write(ask("dog", stream=True))
+        await link.delta(await link.accept(), 0, ids(" end"), ending=ending())
+        assert texts((await asyncio.wait_for(call.read(), WAIT_S)).infer_response) == {"text_output": " end"}
+        call.cancel()
 
 
 def test_a_number_may_be_a_string_and_a_tensor_wins_over_a_parameter() -> None:
