@@ -17,7 +17,7 @@ from gateway.oip.request import Asked, understand
 from gateway.service import answers_errors
 from gateway.text import TextModel
 from protos.channels import PUBLIC_MESSAGE_BYTES
-from protos.errors import BadInput, Failed, QueueFull, RequestError, UnknownModel
+from protos.errors import BadInput, Failed, NotServing, QueueFull, RequestError, UnknownModel
 from protos.oip import inference_pb2 as pb
 from protos.oip import inference_pb2_grpc
 from protos.serving import trace
@@ -59,7 +59,11 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     @answers_errors
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:  # noqa: N802
-        if not self._serves(request.name, request.version):  # strangers may ask, and learn no other name
+        try:
+            known = self._serves(request.name, request.version)
+        except NotServing:
+            return pb.ModelReadyResponse(ready=False)
+        if not known:  # strangers may ask, and learn no other name
             raise UnknownModel("this model is not served")
         return pb.ModelReadyResponse(ready=self._front.takes(request.name))
 

@@ -18,7 +18,7 @@ from gateway.front import Front
 from gateway.oip.request import understand
 from gateway.oip.service import MOST_AT_ONCE, MOST_NAME_CHARS, OpenInference
 from gateway.text import TextModel
-from protos.errors import BadInput
+from protos.errors import BadInput, NotServing
 from protos.oip import inference_pb2 as pb
 from protos.oip import inference_pb2_grpc
 from protos.v1 import types_pb2
@@ -147,6 +147,16 @@ async def test_hanging_up_cancels_every_request_of_a_stream() -> None:
         submitted = {(await link.accept()).request_id for _ in range(2)}
         call.cancel()
         assert {(await link.next("cancel")).request_id for _ in range(2)} == submitted
+
+
+async def test_a_model_is_not_ready_while_none_is_served() -> None:
+    served = OpenInference(cast(Front, Draining()), WAIT_S)
+    assert not (await served.ModelReady(pb.ModelReadyRequest(name="tiny"), None)).ready
+
+
+class Draining:
+    def models(self) -> dict[str, TextModel]:
+        raise NotServing("draining")
 
 
 class Unread:
