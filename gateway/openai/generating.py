@@ -147,6 +147,8 @@ async def _at_once(streams: Sequence[Stream], work: Callable[[int, Stream], Coro
 @asynccontextmanager
 async def generated(front: Front, asked: Asked) -> AsyncIterator[list[Stream]]:
     """The streams of all choices, each submitted. Raises RequestError, in the names of HTTP, in the block too."""
+    if (answers := len(asked.requests)) > (most := front.most_at_once):  # it would be told to come back, for ever
+        raise BadInput("n" if asked.chat else "prompt", f"{answers} answers; this gateway makes {most} at a time")
     try:
         async with AsyncExitStack() as stack:
             streams, encoded = list[Stream](), dict[str, list[int]]()
