@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,6 +162,11 @@ class _Protocol(H11Protocol):
         super().__init__(config, state, app_state={})
         self._unreadable, self._stalled_s = unreadable, stalled_s
         self._unread: asyncio.TimerHandle | None = None
+        self._context = copy_context()
+
+    def handle_events(self) -> None:
+        # asyncio lends a request's context to the next one of the connection (cpython issue 140947).
+        self._context.copy().run(super().handle_events)
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
