@@ -10,6 +10,10 @@ from tokenizers import Tokenizer
 
 TOKENS_AT_ONCE = 64  # made into text in one turn of the event loop
 REPLACEMENT = "\ufffd"  # stands for bytes that are no character, or not a whole one yet
+# Tokens in a row that may be decoded again with each further one: after so many that each end within a character they
+# are taken for no text, as by the worker (engine/stop.py), and of those without text so many are kept.
+_INCOMPLETE_TOKENS = 16
+_WITHOUT_TEXT = 4
 
 
 def _byte_of() -> dict[str, int]:
@@ -90,25 +94,20 @@ class LibraryText:
     def add(self, token_ids: Sequence[int]) -> str:
         # Decoding costs more by the call than by the token, so the tokens of a round are decoded together. Where they
         # end within a character, those before it are shown all the same.
-        held = len(self._fresh)
-        self._fresh.extend(token_ids)
-        if (text := self._show()) or len(token_ids) < 2:
-            return text
-        del self._fresh[held:]
-        return "".join(map(self._add, token_ids))
-
-    def _add(self, token_id: int) -> str:
-        self._fresh.append(token_id)
-        return self._show()
-
-    def _show(self) -> str:
-        """The text that fresh tokens add, if they end with a whole character."""
-        text = self._decode(self._context + self._fresh)
-        if len(text) <= len(self._context_text) or text.endswith(REPLACEMENT):
-            return ""  # a special token, or half a character
+        fresh = [*self._fresh, *token_ids]
+        text = self._decode(self._context + fresh)
+        half, longer = text.endswith(REPLACEMENT), len(text) > len(self._context_text)
+        if (half or not longer) and len(token_ids) > 1:
+            return "".join(self.add([token_id]) for token_id in token_ids)
+        self._fresh = fresh
+        if half and len(fresh) < _INCOMPLETE_TOKENS:
+            return ""
+        if not longer:  # special tokens; decoders may tell a space only together with what follows it
+            del self._fresh[:-_WITHOUT_TEXT]
+            return ""
         added = self._added(text)
-        self._context, self._fresh = self._fresh, []
-        self._context_text = self._decode(self._context)
+        self._context, self._fresh = fresh, []
+        self._context_text = self._decode(fresh)
         return added
 
     def _added(self, text: str) -> str:

@@ -84,7 +84,7 @@ class Feed:
         self._until = inf  # output tokens that come without another follow
         self._ahead: int | None = None  # while FILLING: where the next token ahead is expected; None: anywhere
         self._batch = Batch(0)
-        self._error: RequestError | None = None
+        self.error: RequestError | None = None  # what the client is told once it has taken what is in the buffer
         # News for `take`, and who waits for them there: an asyncio.Event costs three times as much, for every chunk.
         self._news = False
         self._waiter: asyncio.Future[None] | None = None
@@ -189,15 +189,15 @@ class Feed:
 
     def fail(self, error: RequestError) -> None:
         """The client is told of the first such error, once it has taken what is in the buffer."""
-        self._error = self._error or error
+        self.error = self.error or error
         self._decided.set()
         self._tell()
 
     async def until_accepted(self) -> None:
         """Return once the request is durable. Raises RequestError if it never will be."""
         await self._decided.wait()
-        if self._error is not None and not self._batch.tokens:
-            raise self._error
+        if self.error is not None and not self._batch.tokens:
+            raise self.error
 
     def want(self) -> list[pb.FromGateway]:
         """The client waits for more: if the buffer was full, there is room again."""
@@ -207,7 +207,7 @@ class Feed:
 
     def _tell(self) -> None:
         self._news = True
-        if self.taker is None or self._error is not None or self._batch.ending is not None:
+        if self.taker is None or self.error is not None or self._batch.ending is not None:
             self._wake()
 
     def _wake(self) -> None:
@@ -245,9 +245,9 @@ class Feed:
         self._news = False
         batch, self._batch = self._batch, Batch(self.received)
         if not batch.tokens and batch.ending is None:
-            assert self._error is not None
-            raise self._error
-        if self._error is not None:
+            assert self.error is not None
+            raise self.error
+        if self.error is not None:
             self._tell()
         return batch
 

@@ -44,6 +44,7 @@ class Front:
         self._over = False  # answers that still run are cut
         self._settings, self._cells, self._metrics, self._tracing = settings, cells, metrics, tracing
         self._streams = Shares(settings.max_requests, "streams of this gateway", RETRY_AFTER_MS)
+        self.most_at_once = self._streams.most if settings.api_keys else settings.max_requests  # of one caller
         self._encoders: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant, while in use
         self._structures = Structures()
         self._running: dict[object, asyncio.Task[Any] | None] = {}  # each open stream, and the task that reads it
@@ -160,10 +161,9 @@ class Front:
         self._idle.clear()
         status = grpc.StatusCode.CANCELLED
         try:
-            running = len(self._running) - self._stalled
-            if max(running, self._cells.live + 1) > self._settings.max_requests:
-                problem = f"{self._settings.max_requests} live requests at this gateway"
-                raise QueueFull(problem, retry_after_ms=RETRY_AFTER_MS)
+            running, most = len(self._running) - self._stalled, self._settings.max_requests
+            if max(running, self._cells.live + 1) > most:
+                raise QueueFull(f"{most} live requests at this gateway", retry_after_ms=RETRY_AFTER_MS)
             # Without keys all callers are one tenant, and have nobody to share with.
             with self._streams.place(caller.get().tenant) if self._settings.api_keys else nullcontext():
                 yield

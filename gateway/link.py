@@ -126,22 +126,21 @@ class Link:
         self._say(feed, feed.want())
         return await feed.take()
 
-    def leave(self, feed: Feed) -> bool:
-        """The client takes no more from this stream. Returns whether that was news: the stream was live, and read.
+    def leave(self, feed: Feed) -> None:
+        """The client takes no more from this stream, nor what is in its buffer.
 
         A request that no other stream here reads is cancelled, unless its client wants it to run on. A stream that the
         gateway itself gave up is no longer live: its client was told to try again, and must find the request.
         """
         feed.drop()
         if not (feed.life.live and feed.life.read):
-            return False
+            return
         if len(self.feeds[feed.request_id]) > 1 or feed.flow is Flow.BEHIND_ENDED:
             self._tell(feed, Event.STEP_ASIDE)
         elif feed.submit.on_disconnect == types_pb2.ON_DISCONNECT_DETACH:
             self._tell(feed, Event.DETACH)
         else:
             self._tell(feed, Event.HANG_UP)
-        return True
 
     async def give_up(self, error: RequestError) -> None:
         """Tell the client of every live stream; the requests run on."""

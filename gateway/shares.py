@@ -17,6 +17,7 @@ class Shares:
 
     def __init__(self, places: int, what: str, retry_after_ms: int) -> None:
         """`what` the places are is told to a caller that has too many, and `retry_after_ms` when to try again."""
+        self.most = max(1, -(-SHARE * (places - 1) // (SHARE + 1)))  # that a caller gets while it is alone
         self._free, self._what, self._retry_after_ms = places, what, retry_after_ms
         self._taken: Counter[str] = Counter()
 

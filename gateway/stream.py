@@ -47,11 +47,12 @@ class Stream:
         self.before: list[str] = []  # the text before `offset`, once there is a chunk
         self._told: common_pb2.Logprobs | None = None  # of the prompt, for an answer without output
         self._feed, self._link, self._metrics = feed, link, metrics
-        self._offset, self._timeout_s, self._stalled_s = offset, timeout_s, stalled_s
+        self._offset, self._stalled_s = offset, stalled_s
         self._count_stalled = count_stalled
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + timeout_s
-        self._expiry = self._loop.call_at(self._deadline, lambda: feed.fail(self._too_late()))
+        late = DeadlinePassed(f"not finished within {round(timeout_s, 2):g} s")
+        self._expiry = self._loop.call_at(self._deadline, feed.fail, late)
         self._patience: asyncio.TimerHandle | None = None
         self._written_since: float | None = None
         self._cut = False  # the client read too little for too long
@@ -138,8 +139,8 @@ class Stream:
     async def writing(self, chunk: Chunk) -> AsyncIterator[None]:
         """The block writes `chunk` to the client. While the client does not read, the transport takes no more and the
         block waits. If that lasts too long the stream is left. The client hears of it when it reads again: no error can
-        overtake the chunk, and the chunk cannot be taken back. Raises QueueFull, or DeadlinePassed if the deadline
-        passed meanwhile."""
+        overtake the chunk, and the chunk cannot be taken back. Raises QueueFull, or what else the client was to be
+        told, unless it was the last chunk."""
         self._written_since = self._loop.time()
         if self._patience is None:  # one timer serves many chunks: most are written at once
             self._patience = self._loop.call_at(self._patient_until(), self._lose_patience)
@@ -149,11 +150,10 @@ class Stream:
             self._written_since = None
             if self._cut:
                 self._count_stalled(-1)
-        if self._cut and self._loop.time() < self._deadline:
+        if self._cut and self.answer.ending is None:  # behind the last chunk nothing is lost
             more = f"Resume goes on from token {chunk.offset + len(chunk.token_ids)}"
-            raise QueueFull(f"nothing was read for {self._stalled_s:g} s; {more}, if it was to run on")
-        if self._cut:
-            raise self._too_late()
+            unread = f"nothing was read for {self._stalled_s:g} s; {more}, if it was to run on"
+            raise self._feed.error or QueueFull(unread)
 
     def _patient_until(self) -> float:
         return min((self._written_since or self._loop.time()) + self._stalled_s, self._deadline)
@@ -165,9 +165,10 @@ class Stream:
             return
         if self._loop.time() < (until := self._patient_until()):
             self._patience = self._loop.call_at(until, self._lose_patience)
-        elif self._link.leave(self._feed):
-            self._cut = True
-            self._count_stalled(1)
+            return
+        self._link.leave(self._feed)
+        self._cut = True
+        self._count_stalled(1)
 
     def close(self) -> dict[str, Any]:
         """The client takes no more. Returns a summary for the log."""
@@ -176,6 +177,3 @@ class Stream:
             self._patience.cancel()
         self._link.leave(self._feed)
         return self.answer.summary()
-
-    def _too_late(self) -> DeadlinePassed:
-        return DeadlinePassed(f"not finished within {round(self._timeout_s, 2):g} s")

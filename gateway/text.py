@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
@@ -65,6 +65,8 @@ class TextModel:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._bytes = byte_table(self._tokenizer)
+        # The text of one token by itself. Log-probabilities ask for the same ones over and over.
+        self.shown = lru_cache(maxsize=16_384)(lambda token_id: self.decode([token_id]))
 
     @property
     def has_chat_template(self) -> bool:

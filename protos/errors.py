@@ -35,7 +35,12 @@ from protos.times import duration
 RETRY_AFTER_KEY = "retry-after-ms"
 REQUEST_ID_KEY = "x-request-id"
 DOMAIN = "laps-sd"  # of every ErrorInfo
-MAX_MESSAGE_CHARS = 1000  # a status must fit into the trailers, where it is up to three times
+# A status must fit into the trailers, where it is up to three times, with three bytes for each that is not ASCII.
+MAX_MESSAGE_BYTES = 1000
+
+
+def _cut(message: str) -> str:
+    return message[:MAX_MESSAGE_BYTES].encode(errors="replace")[:MAX_MESSAGE_BYTES].decode(errors="ignore")
 
 
 class RequestError(Exception):
@@ -48,7 +53,7 @@ class RequestError(Exception):
         cls.reason = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).upper()
 
     def __init__(self, message: str, *, retry_after_ms: int = 0) -> None:
-        message = message[:MAX_MESSAGE_CHARS]
+        message = _cut(message)
         super().__init__(message)
         self.message = message
         self.retry_after_ms = retry_after_ms
@@ -82,9 +87,7 @@ class BadInput(RequestError):
         self.field, self.problem = field, problem
 
     def _details(self) -> list[object]:
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=self.field, description=self.problem[:MAX_MESSAGE_CHARS]
-        )
+        violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=_cut(self.problem))
         return [*super()._details(), error_details_pb2.BadRequest(field_violations=[violation])]
 
 

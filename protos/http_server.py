@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ HEADER_BYTES = 64 << 10  # of one request, before its body
 BACKLOG = 1024
 MAX_CONNECTIONS = 8192
 STALLED_S = 60.0
+EARLY_BYTES = 4 << 10  # that a connection may send before the answer is whole, and still be seen to end
 PIECE_BYTES = 64 << 10  # of a whole answer given to the transport at a time
 BODY = "laps_sd.body"  # among a scope's extensions: its Body, unless the answer has none
 
@@ -161,6 +163,16 @@ class _Protocol(H11Protocol):
         super().__init__(config, state, app_state={})
         self._unreadable, self._stalled_s = unreadable, stalled_s
         self._unread: asyncio.TimerHandle | None = None
+        self._context = copy_context()
+
+    def handle_events(self) -> None:
+        # asyncio lends a request's context to the next one of the connection (cpython issue 140947).
+        self._context.copy().run(super().handle_events)
+        # What comes behind a whole request waits for its answer. uvicorn reads no more then, not even that the client
+        # hangs up.
+        whole = self.cycle is not None and not self.cycle.more_body
+        if self.flow.read_paused and whole and len(self.conn.trailing_data[0]) <= EARLY_BYTES:
+            self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:

@@ -26,7 +26,8 @@ class Outputs:
         """Raises Cancelled if the answer ends that way: it is neither whole nor at its length."""
         self._text.append(chunk.text)
         self._tokens += len(chunk.token_ids)
-        self._logprobs += map(self._logprob, chunk.token_ids, chunk.logprobs)
+        if "logprobs" in self._asked.outputs:
+            self._logprobs += map(self._logprob, chunk.token_ids, chunk.logprobs)
         if chunk.final is not None:
             self.final = True
             if chunk.final.finish_reason not in _REASONS:
@@ -51,6 +52,6 @@ class Outputs:
         top = list(zip(logprob.top_tokens, logprob.top_logprobs, strict=True))
         ranks = {own: rank for rank, (own, _) in enumerate(top, 1)}
         return {
-            str(own): {"logprob": value, "rank": ranks.get(own), "decoded_token": self._model.decode([own])}
+            str(own): {"logprob": value, "rank": ranks.get(own), "decoded_token": self._model.shown(own)}
             for own, value in {token: logprob.logprob, **dict(top)}.items()
         }

@@ -16,7 +16,8 @@ from gateway.oip.outputs import Outputs
 from gateway.oip.request import Asked, understand
 from gateway.service import answers_errors
 from gateway.text import TextModel
-from protos.errors import BadInput, Failed, QueueFull, RequestError, UnknownModel
+from protos.channels import PUBLIC_MESSAGE_BYTES
+from protos.errors import BadInput, Failed, NotServing, QueueFull, RequestError, UnknownModel
 from protos.oip import inference_pb2 as pb
 from protos.oip import inference_pb2_grpc
 from protos.serving import trace
@@ -25,6 +26,7 @@ NAME = "laps-sd"
 MODEL_VERSION = "1"
 MOST_NAME_CHARS = 1024  # of a request's id, and of a model's name in an error
 MOST_AT_ONCE = 256  # requests of one stream that are answered at a time
+MOST_BYTES = PUBLIC_MESSAGE_BYTES - 64  # of a response, which a stream's message has around it
 FINAL = "triton_final_response"
 Context = Any  # grpc.aio.ServicerContext: grpc is not typed
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
@@ -57,7 +59,11 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     @answers_errors
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:  # noqa: N802
-        if not self._serves(request.name, request.version):  # strangers may ask, and learn no other name
+        try:
+            known = self._serves(request.name, request.version)
+        except NotServing:
+            return pb.ModelReadyResponse(ready=False)
+        if not known:  # strangers may ask, and learn no other name
             raise UnknownModel("this model is not served")
         return pb.ModelReadyResponse(ready=self._front.takes(request.name))
 
@@ -165,6 +171,9 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
                 )
                 response.parameters[FINAL].bool_param = outputs.final
                 tensors.write(response, outputs.take())
+                if (size := response.ByteSize()) > MOST_BYTES:  # grpc would say that something is exhausted
+                    problem = f"{size} bytes of answer, and a message has at most {MOST_BYTES}"
+                    raise BadInput("stream", f"{problem}: ModelStreamInfer with stream gives them in pieces")
                 async with stream.writing(chunk):
                     await send(response)
 

@@ -32,13 +32,18 @@ class Answer:
         apart = {} if told is None else {"prompt_logprobs": told}
         return self._object(kind, choices) | apart | self.end(usage=True)
 
+    def opening(self, *, usage: bool = False) -> list[dict[str, Any]]:
+        """The events that tell the roles of several choices, to go before all others: OpenAI's client puts choices
+        together in the order in which they come."""
+        return [self.text_event(choice) | ({"usage": self.usage()} if usage else {}) for choice in self.choices]
+
     def events(self, index: int, chunk: Chunk, *, usage: bool = False) -> list[dict[str, Any]]:
         """The events of one chunk of a choice. `usage`: each has the usage so far."""
         said = self.choices[index].events(chunk)
         return [self._event([choice]) | ({"usage": self.usage()} if usage else {}) for choice in said]
 
     def text_event(self, choice: Choice) -> dict[str, Any]:
-        """An event, behind the first one, that adds an empty text."""
+        """An event that adds an empty text."""
         return self._event([choice.text_entry()])
 
     def last_event(self) -> dict[str, Any]:

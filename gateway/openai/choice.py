@@ -114,7 +114,7 @@ class Choice:
         return self._begun and self._calling is None and not chunk.logprobs and chunk.final is None
 
     def text_entry(self) -> dict[str, Any]:
-        """An entry of a stream, behind its first, that adds an empty text."""
+        """An entry of a stream that adds an empty text. The first entry of all tells the role, too."""
         return self._entry("", None, None)
 
     def whole(self) -> dict[str, Any]:

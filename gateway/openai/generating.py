@@ -23,6 +23,8 @@ from gateway.openai.request import Asked
 from gateway.stream import Stream
 from protos.errors import REQUEST_ID_KEY, BadInput, RequestError
 
+MOST_SCORES = 1 << 18  # log-probabilities of an answer that is not streamed: each takes 200 bytes until it is whole
+
 
 class Generating:
     """An ASGI response: the work is done while it is sent. Raises RequestError as long as nothing was sent."""
@@ -45,9 +47,14 @@ class Generating:
         async with self._open as streams:
             answer = await self._answer(streams)
             await accepted(streams)
+            scores = 0
 
             async def take(index: int, stream: Stream) -> None:
+                nonlocal scores
                 async for chunk in stream:
+                    scores += sum(1 + len(each.top_tokens) for each in chunk.logprobs)
+                    if scores > MOST_SCORES:
+                        raise BadInput("logprobs", f"more than {MOST_SCORES} in an answer: stream it, or ask for fewer")
                     if chunk.prompt_token_ids:
                         await asyncio.to_thread(answer.choices[index].tell_prompt, chunk)
                     answer.choices[index].take(chunk)
@@ -61,8 +68,7 @@ class Generating:
             async with self._open as streams:
                 answer = await self._answer(streams)
                 await accepted(streams)
-                with out.kept_alive():
-                    await self._relay(out, answer, streams)
+                await self._relay(out, answer, streams)
                 last = sse.event(answer.last_event()) if self._asked.include_usage else b""
             await out.write(last + sse.DONE, more=False)
         except RequestError as error:
@@ -72,17 +78,18 @@ class Generating:
 
     async def _relay(self, out: sse.Events, answer: Answer, streams: Sequence[Stream]) -> None:
         asked, live = self._asked, len(streams)
-        only, frames = live == 1, [Frames(answer, index) for index in range(live)]
+        ids, frames = asked.detached and live == 1, [Frames(answer, index) for index in range(live)]
+        opening = answer.opening(usage=asked.continuous_usage) if asked.chat and live > 1 else []
 
         def place(chunk: Chunk) -> int | None:
             """For a client that means to come back: where a resumed stream would go on."""
-            return chunk.offset + len(chunk.token_ids) if asked.detached and only else None
+            return chunk.offset + len(chunk.token_ids) if ids else None
 
         def said(index: int, chunk: Chunk) -> bytes:
-            nonlocal live
+            nonlocal live, opening
             if not asked.continuous_usage and (frame := frames[index].frame(chunk, place(chunk))) is not None:
                 return frame
-            events = answer.events(index, chunk, usage=asked.continuous_usage)
+            events, opening = opening + answer.events(index, chunk, usage=asked.continuous_usage), []
             live -= chunk.final is not None
             if not live and not asked.include_usage:
                 events[-1] |= answer.end(usage=asked.continuous_usage)
@@ -91,7 +98,8 @@ class Generating:
         async def relay(index: int, stream: Stream) -> None:
             await out.relay(stream, partial(said, index), answer.choices[index].tell_prompt)
 
-        await _at_once(streams, relay)
+        with out.kept_alive(ids=ids):
+            await _at_once(streams, relay)
 
     async def _answer(self, streams: Sequence[Stream]) -> Answer:
         """In the time that the requests take to become durable: prompts of tokens become text in a thread."""
@@ -139,6 +147,8 @@ async def _at_once(streams: Sequence[Stream], work: Callable[[int, Stream], Coro
 @asynccontextmanager
 async def generated(front: Front, asked: Asked) -> AsyncIterator[list[Stream]]:
     """The streams of all choices, each submitted. Raises RequestError, in the names of HTTP, in the block too."""
+    if (answers := len(asked.requests)) > (most := front.most_at_once):  # it would be told to come back, for ever
+        raise BadInput("n" if asked.chat else "prompt", f"{answers} answers; this gateway makes {most} at a time")
     try:
         async with AsyncExitStack() as stack:
             streams, encoded = list[Stream](), dict[str, list[int]]()

@@ -1,7 +1,9 @@
 """The work behind a body of the Responses API, told as one JSON object or as a stream of events."""
 
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from typing import Any
 
 from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
@@ -49,12 +51,16 @@ class Responding:
         except RequestError as error:
             if answer is None or not out.begun:
                 raise
-            said = answer.event("error", **errors.body(error)["error"] | {"type": "error"})
-            await out.write(sse.event(said, kind="error"), more=False)
+            said = answer.failed(errors.body(error)["error"] | {"type": "error"})
+            await out.write(_written(said), more=False)
 
     def _answer(self, stream: Stream) -> Response:
         return Response(self._body, self._asked.request_id, stream.prompt_tokens, self._asked.may)
 
 
 def _said(answer: Response, chunk: Chunk) -> bytes:
-    return b"".join(sse.event(said, kind=said["type"]) for said in answer.events(chunk))
+    return _written(answer.events(chunk))
+
+
+def _written(events: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(sse.event(each, kind=each["type"]) for each in events)

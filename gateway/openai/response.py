@@ -66,6 +66,16 @@ class Response:
         self._events += 1
         return {"type": f"response.{kind}" if kind != "error" else kind, "sequence_number": self._events - 1, **said}
 
+    def failed(self, error: dict[str, Any]) -> list[dict[str, Any]]:
+        """The events that end a stream with an error. OpenAI's client takes none before those that open an answer."""
+        return [*(self.event(kind, **said) for kind, said in self._opening()), self.event("error", **error)]
+
+    def _opening(self) -> Iterator[Event]:
+        if not self._begun:
+            self._begun = True
+            yield "created", {"response": self._object("in_progress", [])}
+            yield "in_progress", {"response": self._object("in_progress", [])}
+
     def _said(self, chunk: Chunk) -> Iterator[Event]:
         words, arguments = (chunk.text, "") if self._calling is None else self._calling.push(chunk.text)
         if chunk.final is not None:
@@ -75,10 +85,7 @@ class Response:
             if self._calling is not None:
                 held = self._calling.end(whole=self._status == "completed")
                 words, arguments = words + held[0], arguments + held[1]
-        if not self._begun:
-            self._begun = True
-            yield "created", {"response": self._object("in_progress", [])}
-            yield "in_progress", {"response": self._object("in_progress", [])}
+        yield from self._opening()
         if words:
             yield from self._grow("message", words)
         if self._calling is not None and self._calling.name:

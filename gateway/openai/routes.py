@@ -17,7 +17,7 @@ from gateway.http.access import route
 from gateway.http.errors import Unsupported
 from gateway.keys import Right
 from gateway.metrics import Metrics
-from gateway.openai import kept, openapi, own, request, responses, tokens
+from gateway.openai import kept, openapi, own, request, responses, sse, tokens
 from gateway.openai.embeddings import Embedding
 from gateway.openai.fields import Body, Chat, Completion, Detokenize, Own, Tokenize
 from gateway.openai.generating import Generating, generated, resumed
@@ -27,7 +27,7 @@ from gateway.openai.request import Asked
 from gateway.openai.responding import Responding
 from gateway.openai.response_fields import Responses
 from gateway.text import TextModel
-from protos.errors import BadInput, Cancelled, NotServing, UnknownModel, UnknownRequest
+from protos.errors import REQUEST_ID_KEY, BadInput, Cancelled, NotServing, UnknownModel, UnknownRequest
 from protos.v1.inference_pb2 import GetRequestRequest
 
 THREAD_ABOVE_BYTES = 16 << 10  # longer bodies are parsed in a thread; shorter ones take less than a turn of the loop
@@ -116,13 +116,19 @@ class Doors:
         cancelled = await self._front.cancel(await self._id(asked))
         return _json({"id": asked.path_params["id"], "object": "request", "cancelled": cancelled})
 
-    async def resume(self, asked: Request) -> Generating:
-        """The rest of a stream, as events of a chat or, with `as=completion`, of a completion."""
+    async def resume(self, asked: Request) -> Generating | Response:
+        """The rest of a stream, as events of a chat or, with `as=completion`, of a completion. HEAD opens no stream:
+        its end could cancel the request."""
         kind = asked.query_params.get("as", "chat")
         if kind not in ("chat", "completion"):
             raise BadInput("as", "must be chat or completion")
         offset = own.offset(asked.query_params.get("offset"), asked.headers.get(own.LAST_EVENT_ID))
         request_id = await self._id(asked)
+        if asked.method == "HEAD":
+            await self._front.get_request(GetRequestRequest(request_id=request_id))
+            head = Response(headers=sse.HEADERS | {REQUEST_ID_KEY: request_id})
+            del head.headers["content-length"]  # a stream has none
+            return head
         wanted = request.Asked(
             request_id,
             "",

@@ -14,10 +14,10 @@ from protos.http_server import BODY, Body
 
 KEEP_ALIVE_S = 10.0
 DONE = b"data: [DONE]\n\n"
-_KEEP_ALIVE = b": keep-alive\n\n"
+_KEEP_ALIVE = b": keep-alive\n"
 # Characters that end no line of server-sent events, but do for clients that split text as Python's splitlines.
 _LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in ("\x85", "\u2028", "\u2029")}
-_HEADERS = {
+HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # a proxy is to pass each event on at once
@@ -51,7 +51,7 @@ class Events:
         self._headed = False  # the head is out
         self._loop = asyncio.get_running_loop()
         self._send = send
-        self._headers = [(name.encode(), value.encode()) for name, value in (_HEADERS | dict(headers)).items()]
+        self._headers = [(name.encode(), value.encode()) for name, value in (HEADERS | dict(headers)).items()]
         self._writing = asyncio.Lock()
         self._beat: asyncio.Task[None] | None = None  # the comment that is written
         self._written_s = self._loop.time()
@@ -97,8 +97,12 @@ class Events:
             self._written_s = self._loop.time()
 
     @contextmanager
-    def kept_alive(self) -> Iterator[None]:
-        """While the block runs a comment is written whenever nothing else was, so that no proxy takes it for dead."""
+    def kept_alive(self, *, ids: bool = False) -> Iterator[None]:
+        """While the block runs a comment is written whenever nothing else was, so that no proxy takes it for dead.
+        `ids`: the events have ids."""
+        # OpenAI's client, and httpx-sse, take each empty line behind an id for the end of an event. Without ids the
+        # comment has one, for clients that expect `data: ` behind each.
+        self._comment = _KEEP_ALIVE if ids else _KEEP_ALIVE + b"\n"
         self._looking = self._loop.call_at(self._written_s + KEEP_ALIVE_S, self._look)
         try:
             yield
@@ -112,7 +116,7 @@ class Events:
         due, now = self._written_s + KEEP_ALIVE_S, self._loop.time()
         if now >= due:
             if self._beat is None or self._beat.done():
-                self._beat = self._loop.create_task(self.write(_KEEP_ALIVE), name="keep-alive")
+                self._beat = self._loop.create_task(self.write(self._comment), name="keep-alive")
             due = now + KEEP_ALIVE_S
         self._looking = self._loop.call_at(due, self._look)
 

@@ -126,18 +126,25 @@ class Answering:
 
 
 @asynccontextmanager
-async def answering(tokens: int, **settings: Any) -> AsyncIterator[tuple[Gateway, Answering]]:
+async def serving(tokens: int, **settings: Any) -> AsyncIterator[tuple[Gateway, Link]]:
     scheduler = Scheduler()
     scheduler.serving = pb.Serving(ready=True, model=model_info(context_tokens=2 * tokens))
     await scheduler.start()
     async with gateway(scheduler, **settings) as served:
-        answers = Answering(await scheduler.link(), tokens)
-        saying = asyncio.create_task(answers.run())
+        link = await scheduler.link()
         async with AsyncClient(served.grpc, max_retries=0) as client:
             await client.ready(WAIT_S)
+        yield served, link
+    await scheduler.stop()
+
+
+@asynccontextmanager
+async def answering(tokens: int, **settings: Any) -> AsyncIterator[tuple[Gateway, Answering]]:
+    async with serving(tokens, **settings) as (served, link):
+        answers = Answering(link, tokens)
+        saying = asyncio.create_task(answers.run())
         yield served, answers
         saying.cancel()
-    await scheduler.stop()
 
 
 @asynccontextmanager
@@ -196,3 +203,54 @@ async def test_a_stream_that_nobody_reads_is_cut_and_its_request_does_as_it_was_
             return not served.link.feeds
 
         await until(forgotten)
+
+
+async def until_stalled(served: Gateway, streams: int) -> None:
+    async def stalled() -> bool:
+        return served.front._stalled == streams
+
+    await until(stalled)
+
+
+async def test_a_stream_that_nobody_reads_is_cut_though_its_answer_has_ended() -> None:
+    """The end lies in the gateway, behind tokens that nobody reads: there is no request to cancel."""
+    most, more = 10**6, 5000
+    async with (
+        serving(most, max_unread_tokens=most, stalled_s=1.0) as (served, link),
+        hesitant(served, "slow", most) as call,
+    ):
+        submit = await link.accept()
+        (feed,) = served.link.feeds["slow"]
+        sent = 0
+
+        async def unread() -> bool:
+            nonlocal sent
+            await link.delta(submit, sent, [TOKEN] * more)
+            sent += more
+            await asyncio.sleep(0.1)
+            return bool(feed._batch.tokens)
+
+        await until(unread)
+        await link.delta(submit, sent, ending=ending())
+        await until_stalled(served, 1)
+        assert feed.life is Life.ENDED
+        assert not feed._batch.tokens
+        with pytest.raises(grpc.aio.AioRpcError, match="nothing was read for 1 s; Resume goes on") as cut:
+            await read_on(aiter(call))
+        assert cut.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await until_stalled(served, 0)
+
+
+async def test_a_client_that_reads_the_last_chunk_late_has_all_of_the_answer() -> None:
+    tokens = 100_000
+    async with (
+        serving(tokens, max_unread_tokens=10**6, stalled_s=0.1) as (served, link),
+        hesitant(served, "slow", tokens) as call,
+    ):
+        submit = await link.accept()
+        await link.delta(submit, 0, [TOKEN] * tokens, ending=ending())
+        await until_stalled(served, 1)
+        chunks = [chunk async for chunk in call]
+        assert sum(len(chunk.token_ids) for chunk in chunks) == tokens
+        assert chunks[-1].HasField("final")
+        await until_stalled(served, 0)

@@ -1,11 +1,13 @@
 """Text to tokens and back: templates, incomplete characters, stop strings."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from gateway.detokenizer import ByteTable, Detokenizer, StopCutter, byte_table
+from gateway.detokenizer import ByteTable, Detokenizer, LibraryText, StopCutter, byte_table
 from gateway.text import BadChat, BadVariables, TextModel
 from tests.gateway.harness import TOKENIZER, ids, model_info
 
@@ -95,6 +97,37 @@ def test_bytes_that_are_no_text_change_nothing_that_was_shown(pieces: list[bytes
     detokenizer = Detokenizer(tokenizer, (), 0)
     shown = [detokenizer.push([token]) for token in tokens]
     assert "".join(shown) + detokenizer.finish() == text
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 64])
+@pytest.mark.parametrize(("token", "shown"), [("</s>", ""), ("<0xFF>", "\ufffd" * 200), ("<0xE2>", "\ufffd" * 200)])
+def test_tokens_without_text_make_no_later_one_dearer(token: str, shown: str, at_once: int) -> None:
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁a": 256, "▁b": 257, "</s>": 258}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(["</s>"])
+    text = LibraryText(tokenizer)
+    decode, most = text._decode, 0
+
+    def counted(token_ids: Sequence[int]) -> str:
+        nonlocal most
+        most = max(most, len(token_ids))
+        return decode(token_ids)
+
+    text._decode = counted  # type: ignore[method-assign]
+    tokens = [256, *[vocabulary[token]] * 200, *"é".encode(), 257]
+    said = "".join(text.add(tokens[start : start + at_once]) for start in range(0, len(tokens), at_once))
+    assert said + text.rest() == f" a{shown}" + ("é b" if not shown else "\ufffd\ufffd b")
+    assert most < 2 * (at_once + 20)
+
+
+def test_a_character_behind_many_special_tokens_is_whole() -> None:
+    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])  # so that it is not made of bytes
+    for specials in range(40):
+        detokenizer = Detokenizer(tokenizer, (), 0, byte_table(tokenizer))
+        tokens = [*ids("a"), *[tokenizer.token_to_id("<eos>")] * specials, *ids("🦊")]
+        assert "".join(detokenizer.push([token]) for token in tokens) == "a🦊"
 
 
 def test_special_tokens_are_no_text() -> None:

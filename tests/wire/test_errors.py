@@ -7,7 +7,7 @@ from grpc_status import rpc_status
 
 from protos.errors import (
     DOMAIN,
-    MAX_MESSAGE_CHARS,
+    MAX_MESSAGE_BYTES,
     BadInput,
     LastWorker,
     NotServing,
@@ -50,10 +50,12 @@ def test_without_a_hint_there_is_none() -> None:
     assert "RetryInfo" not in details(QueueFull("full"))
 
 
-def test_a_long_message_is_cut_since_it_must_fit_into_the_trailers() -> None:
-    error = BadInput("chat", "x" * 100_000)
-    assert len(error.message) == MAX_MESSAGE_CHARS
-    assert len(dict(error.trailers)[rpc_status.GRPC_DETAILS_METADATA_KEY]) < 4 * MAX_MESSAGE_CHARS
+@pytest.mark.parametrize("said", ["x", "说", "🦊"])
+def test_a_long_message_is_cut_since_it_must_fit_into_the_trailers(said: str) -> None:
+    error = BadInput("chat", said * 100_000)
+    assert len(error.message.encode()) == pytest.approx(MAX_MESSAGE_BYTES, abs=3)
+    assert error.message.startswith(f"chat: {said}{said}")
+    assert len(dict(error.trailers)[rpc_status.GRPC_DETAILS_METADATA_KEY]) < 4 * MAX_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize("kind", [kind for kind in RequestError.__subclasses__() if kind not in (BadInput, LastWorker)])

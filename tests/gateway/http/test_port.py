@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from structlog.contextvars import merge_contextvars
+from structlog.contextvars import get_contextvars, merge_contextvars
 from structlog.testing import capture_logs
 
 import protos.http_server
@@ -107,6 +107,30 @@ async def test_every_answer_has_a_request_id_and_a_valid_one_of_the_client_is_ke
         assert kept.headers["x-request-id"] == "mine-1"
         drawn = await client.get("/health", headers={"x-request-id": "not valid!"})
         assert len(drawn.headers["x-request-id"]) == 32
+
+
+async def test_the_id_of_a_request_is_not_lent_to_the_next_one_of_its_connection() -> None:
+    async with port() as (served, _):
+        await ready(served)
+        host, _, number = served.http.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(number))
+        body = b'{"model": "tiny", "prompt": "%b"}' % (b"a" * (100 << 10))
+        asked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n%b"
+        seen: list[Any] = []
+
+        async def encode(*_: Any, **__: Any) -> list[int]:
+            seen.append(get_contextvars().get("x_request_id"))
+            return []
+
+        served.front.encode = encode  # type: ignore[method-assign]
+        for id in (b"X-Request-Id: mine-1\r\n", b"", b""):  # long: the reading of the body pauses
+            writer.write(asked % (id, len(body), body))
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)
+            assert head.startswith(b"HTTP/1.1 200 ")
+            (length,) = re.findall(rb"content-length: ([0-9]+)", head.lower())
+            await asyncio.wait_for(reader.readexactly(int(length)), WAIT_S)
+        assert seen == ["mine-1", None, None]
+        writer.close()
 
 
 async def test_a_body_too_long_is_refused_unread() -> None:

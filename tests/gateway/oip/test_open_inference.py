@@ -3,9 +3,11 @@ tests/doors."""
 
 import asyncio
 import json
+import re
 import struct
 import sys
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -16,7 +18,7 @@ from gateway.front import Front
 from gateway.oip.request import understand
 from gateway.oip.service import MOST_AT_ONCE, MOST_NAME_CHARS, OpenInference
 from gateway.text import TextModel
-from protos.errors import BadInput
+from protos.errors import BadInput, NotServing
 from protos.oip import inference_pb2 as pb
 from protos.oip import inference_pb2_grpc
 from protos.v1 import types_pb2
@@ -147,6 +149,16 @@ async def test_hanging_up_cancels_every_request_of_a_stream() -> None:
         assert {(await link.next("cancel")).request_id for _ in range(2)} == submitted
 
 
+async def test_a_model_is_not_ready_while_none_is_served() -> None:
+    served = OpenInference(cast(Front, Draining()), WAIT_S)
+    assert not (await served.ModelReady(pb.ModelReadyRequest(name="tiny"), None)).ready
+
+
+class Draining:
+    def models(self) -> dict[str, TextModel]:
+        raise NotServing("draining")
+
+
 class Unread:
     """A stream whose client sends one request after another, and reads nothing until `reads` is set."""
 
@@ -250,6 +262,57 @@ async def test_log_probabilities_come_by_token_id() -> None:
         (told,) = json.loads(texts(await asyncio.wait_for(answer, WAIT_S))["logprobs"])
         assert told[str(token)] == {"logprob": -0.5, "rank": 1, "decoded_token": "e"}
         assert told["9"]["rank"] == 2
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_each_token_of_log_probabilities_is_made_text_once_and_only_where_they_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    made = Counter[int]()
+
+    def decode(model: TextModel, token_ids: Sequence[int], **_: bool) -> str:
+        made.update(token_ids)
+        return ""
+
+    monkeypatch.setattr(TextModel, "decode", decode)
+    async with door() as (_, link, stub):
+        answer = asyncio.ensure_future(
+            stub.ModelInfer(ask(return_logprobs=wanted, sampling_parameters=sampling(logprobs=20)))
+        )
+        submit = await link.accept()
+        likeliest = types_pb2.Logprob(logprob=-0.5, top_tokens=range(20), top_logprobs=[-1.0] * 20)
+        for at in range(5):
+            await link.delta(submit, at, [7], logprobs={"tokens": [likeliest]})
+        await link.delta(submit, 5, ending=ending())
+        await asyncio.wait_for(answer, WAIT_S)
+    assert made == (Counter(range(20)) if wanted else Counter())
+
+
+async def test_an_answer_that_no_message_holds_is_refused_in_words_and_its_stream_goes_on() -> None:
+    tokens = 5000
+    asked = ask(return_logprobs=True, sampling_parameters=sampling(logprobs=20, max_tokens=tokens))
+    likeliest = types_pb2.Logprob(logprob=-0.5, top_tokens=range(100, 120), top_logprobs=[-1.0] * 20)
+
+    async def say(link: Link) -> None:
+        submit = await link.accept()
+        said = {"tokens": [likeliest] * tokens}
+        await link.delta(submit, 0, [40] * tokens, logprobs=said, ending=ending())
+
+    problem = "stream: [0-9]+ bytes of answer, and a message has at most 4194240: ModelStreamInfer with stream"
+    async with door(context_tokens=100_000, max_unread_tokens=10**6) as (_, link, stub):
+        whole = asyncio.ensure_future(stub.ModelInfer(asked))
+        await say(link)
+        with pytest.raises(grpc.aio.AioRpcError, match=problem) as refused:
+            await asyncio.wait_for(whole, WAIT_S)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        call = stub.ModelStreamInfer()
+        await call.write(asked)
+        await say(link)
+        assert re.search(problem, (await asyncio.wait_for(call.read(), WAIT_S)).error_message)
+        await call.write(ask("dog", stream=True))
+        await link.delta(await link.accept(), 0, ids(" end"), ending=ending())
+        assert texts((await asyncio.wait_for(call.read(), WAIT_S)).infer_response) == {"text_output": " end"}
+        call.cancel()
 
 
 def test_a_number_may_be_a_string_and_a_tensor_wins_over_a_parameter() -> None:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from gateway.openai import generating
 from protos.idempotence import MOST_ID_CHARS, REQUEST_ID
 from protos.v1 import types_pb2
 from tests.gateway.harness import WAIT_S, ending, ids
@@ -108,6 +109,8 @@ async def test_choices_have_ids_and_seeds_of_their_own_and_usage_is_of_all() -> 
         for submit, text in zip(reversed(submits), ("a", "b", "c"), strict=True):
             await at.say(submit, text)
         *said, last, _ = events(await task)
+        roles = [each["choices"][0]["index"] for each in said if "role" in each["choices"][0]["delta"]]
+        assert roles == [each["choices"][0]["index"] for each in said[:3]] == [0, 1, 2]
         texts = dict.fromkeys(range(3), "")
         for each in said:
             (choice,) = each["choices"]
@@ -156,6 +159,26 @@ async def test_log_probabilities_of_no_alternatives_are_empty_lists() -> None:
         await at.link.delta(submit, 0, tokens, logprobs=logprobs(tokens), ending=ending())
         first = events(await task)[0]["choices"][0]
         assert [entry["top_logprobs"] for entry in first["logprobs"]["content"]] == [[]] * len(tokens)
+
+
+async def test_log_probabilities_of_a_whole_answer_are_bounded_and_those_of_a_stream_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are kept until all choices have ended."""
+    monkeypatch.setattr(generating, "MOST_SCORES", 12)
+    asked = CHAT | {"n": 2, "logprobs": True, "top_logprobs": 2}
+    async with door() as at:
+        for most in (2, 3):
+            whole = at.asked(asked)
+            for submit in [await at.link.accept() for _ in range(2)]:
+                await at.link.delta(submit, 0, [40] * most, logprobs=logprobs([40] * most, 2), ending=ending())
+            answer = await asyncio.wait_for(whole, WAIT_S)
+            assert answer.status_code == (200 if most == 2 else 400)
+        assert answer.json()["error"]["param"] == "top_logprobs"
+        stream = at.asked(asked | {"stream": True})
+        for submit in [await at.link.accept() for _ in range(2)]:
+            await at.link.delta(submit, 0, [40] * 9, logprobs=logprobs([40] * 9, 2), ending=ending())
+        assert events(await asyncio.wait_for(stream, WAIT_S))[-1] == "[DONE]"
 
 
 async def test_parts_are_joined_and_a_developer_is_a_system() -> None:

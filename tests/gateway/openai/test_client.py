@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.openai import sse
 from protos.v1 import types_pb2
 from tests.gateway.harness import WAIT_S, ending, ids
 from tests.gateway.openai.harness import Door, door, logprobs
@@ -69,6 +70,45 @@ async def test_the_streaming_helper_puts_the_answer_together() -> None:
             return final.choices[0].message.content or ""
 
         assert await answer(at, read(), "the quick brown") == "the quick brown"
+
+
+async def test_the_streaming_helper_takes_choices_whichever_speaks_first() -> None:
+    async with asking() as (at, client):
+
+        async def read() -> list[str | None]:
+            async with client.chat.completions.stream(model="tiny", messages=HELLO, n=3) as stream:
+                async for _ in stream:
+                    pass
+                final = await stream.get_final_completion()
+            return [choice.message.content for choice in final.choices]
+
+        task = asyncio.create_task(read())
+        submits = [await at.link.accept() for _ in range(3)]
+        for submit, text in ((submits[2], "dog"), (submits[0], "fox"), (submits[1], "jumps")):
+            await at.say(submit, text)
+        assert await asyncio.wait_for(task, WAIT_S) == ["fox", "jumps", "dog"]
+
+
+@pytest.mark.parametrize("on_disconnect", ["cancel", "detach"])
+async def test_a_comment_while_nothing_comes_is_no_event(monkeypatch: pytest.MonkeyPatch, on_disconnect: str) -> None:
+    """Behind an id this client takes each empty line for the end of an event."""
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+    first, *rest = ids("the quick")
+    async with asking() as (at, client):
+        asked = client.chat.completions.create(
+            model="tiny", messages=HELLO, stream=True, extra_body={"on_disconnect": on_disconnect}
+        )
+        asking_for_it = asyncio.ensure_future(asked)
+        submit = await at.link.accept()
+        await at.link.delta(submit, 0, [first])
+        stream = await asyncio.wait_for(asking_for_it, WAIT_S)
+        text = (await anext(stream)).choices[0].delta.content or ""
+        await asyncio.sleep(0.1)
+        await at.link.delta(submit, 1, rest, ending=ending())
+        async with asyncio.timeout(WAIT_S):
+            async for chunk in stream:
+                text += chunk.choices[0].delta.content or ""
+        assert text == "the quick"
 
 
 async def test_a_synchronous_stream() -> None:

@@ -13,7 +13,8 @@ from starlette.types import Message
 from gateway.chunk import Chunk
 from gateway.openai import sse
 from protos.http_server import BODY, Body
-from protos.v1 import types_pb2
+from protos.link.v1 import gateway_link_pb2 as pb
+from protos.v1 import status_pb2, types_pb2
 from tests.gateway.harness import WAIT_S, ending, ids
 from tests.gateway.openai.harness import CHAT, Door, door
 from tests.waiting import until
@@ -93,16 +94,18 @@ async def test_an_error_behind_the_first_events_is_an_event_and_the_body_ends_in
         assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "it broke"
 
 
-async def test_head_of_a_stream_is_answered_without_a_body() -> None:
+async def test_head_of_a_stream_opens_none_and_is_answered_without_a_body() -> None:
     """A body there would be read as the answer to the connection's next request."""
     async with door() as at, connection(at) as (reader, writer):
-        _, submit = await at.answered(CHAT | {"on_disconnect": "detach"}, TEXT)
-        at.scheduler.submitted[submit.request_id] = submit
-        writer.write(b"HEAD /v1/requests/%b/stream HTTP/1.1\r\nhost: x\r\n\r\n" % submit.request_id.encode())
-        follow = await at.link.next("follow")
-        assert follow.request_id == submit.request_id
-        await at.say(submit, TEXT)
-        assert b"text/event-stream" in await head(reader)
+        at.scheduler.known["r"] = status_pb2.RequestStatus(request_id="r", state=status_pb2.REQUEST_STATE_RUNNING)
+        at.scheduler.submitted["r"] = pb.Submit(request_id="r")  # it ends with its client
+        for id, status in (("r", b"200"), ("chatcmpl-r", b"200"), ("nobody", b"404")):
+            writer.write(b"HEAD /v1/requests/%b/stream HTTP/1.1\r\nhost: x\r\n\r\n" % id.encode())
+            answer = await head(reader)
+            assert answer.startswith(b"http/1.1 " + status)
+            assert (b"text/event-stream" in answer) is (status == b"200")
+            assert b"content-length: 0" not in answer
+        assert at.link.received.empty()
         writer.write(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (await head(reader)).startswith(b"http/1.1 200")
 
@@ -125,6 +128,21 @@ async def test_the_head_and_the_first_event_are_one_piece() -> None:
     pieces.clear()
     await sse.Events({"extensions": {BODY: Body(cycle)}}, send, {}).write(b"all", more=False)
     assert pieces == [b"head.", b"all"]
+
+
+@pytest.mark.parametrize(("on_disconnect", "comment"), [("cancel", ": keep-alive\n\n"), ("detach", ": keep-alive\n")])
+async def test_a_comment_is_a_block_of_its_own_only_where_events_have_no_ids(
+    monkeypatch: pytest.MonkeyPatch, on_disconnect: str, comment: str
+) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+    async with door() as at:
+        task = at.asked(CHAT | {"stream": True, "on_disconnect": on_disconnect})
+        submit = await at.link.accept()
+        await asyncio.sleep(0.05)
+        await at.say(submit, "a")
+        said, _, _ = (await asyncio.wait_for(task, WAIT_S)).text.partition("data: ")
+        comments = said.removesuffix("id: 1\n")
+        assert comments == comment * comments.count(":") != ""
 
 
 async def test_chunks_that_say_nothing_do_not_keep_back_the_comment(monkeypatch: pytest.MonkeyPatch) -> None:

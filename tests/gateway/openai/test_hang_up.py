@@ -1,6 +1,7 @@
 """A client that hangs up cancels its request, however it asked; unless it said that the request is to run on."""
 
 import asyncio
+import json
 from contextlib import AsyncExitStack, suppress
 
 import pytest
@@ -51,6 +52,25 @@ async def test_before_the_body_is_whole(capsys: pytest.CaptureFixture[str]) -> N
         writer.close()
         await at.answered(CHAT)
         assert "unexpected" not in capsys.readouterr().out  # nothing to log: it is no error of ours
+
+
+@pytest.mark.parametrize("early", [b"\r\n", b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"])
+@pytest.mark.parametrize("apart", [True, False])
+async def test_after_bytes_that_came_too_early(early: bytes, apart: bool) -> None:
+    """Behind the body an old client sends the end of a line, and a hasty one its next request."""
+    body = json.dumps(CHAT).encode()
+    async with door() as at:
+        host, _, port = at.gateway.http.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        asked = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        writer.write(asked if apart else asked + early)
+        submit = await at.link.accept()
+        if apart:
+            writer.write(early)
+            await writer.drain()
+            await at.http.get("/live")  # by now it was read
+        writer.close()
+        assert (await at.link.next("cancel")).request_id == submit.request_id
 
 
 async def test_every_choice_is_cancelled() -> None:
