@@ -47,6 +47,7 @@ async def test_tokens_reach_the_gateway_only_when_they_are_durable(live: Live, s
     store.cut = True
     await worker.report(worker.row("a", 0, 7, 8))
     await worker.next_command()  # planned without waiting for Redis
+    await gateway.heard_all()
     assert "a" not in gateway.tokens
     store.cut = False
     await gateway.until(lambda: gateway.tokens.get("a") == [7, 8])
@@ -341,10 +342,7 @@ async def test_one_of_a_pair_that_the_store_does_not_answer_sends_everybody_to_t
         await gateway.submit("a")
         await worker.until("a")
         store.cut = True
-        async with asyncio.timeout(WAIT_S):
-            for peer in (gateway, worker):
-                while await peer.call.read() is not grpc.aio.EOF:
-                    pass
+        await asyncio.gather(gateway.ended(), worker.ended())
         store.cut = False
         assert not leader.core.fleet.isolation.suspects
         back = await ScriptedWorker(target).attach()
@@ -369,9 +367,7 @@ async def test_a_worker_that_attaches_while_all_are_sent_away_has_not_crashed(
 
     monkeypatch.setattr(leader, "attach", slowly)
     second = await ScriptedWorker(first.target, "second").attach()
-    async with asyncio.timeout(WAIT_S):
-        while await second.call.read() is not grpc.aio.EOF:
-            pass
+    await second.ended()
     assert "second" not in leader.sessions
     assert not leader.core.fleet.isolation.suspects
     await second.close()
