@@ -39,8 +39,8 @@ class LinkDown(Exception):
 
 
 class Connection:
-    """`on_up` is called for each new stream before anything is read from it, `on_message` for each message, `on_down`
-    when a stream that was up has ended."""
+    """`on_up` is called for each new stream before anything that comes of it is handled, `on_message` for each message,
+    `on_down` when a stream that was up has ended."""
 
     def __init__(
         self,

@@ -20,9 +20,11 @@ GEN_AI = "gen_ai_server_"  # OpenTelemetry's conventions, as Prometheus writes t
 _MODEL_LABELS = {"": "model_name", GEN_AI: "gen_ai_request_model"}
 LAG_EVERY_S = 0.1
 
-# Buckets: seconds of a whole request, seconds between two tokens (a paused request waits for many), and tokens.
+# Buckets: seconds of a whole request, seconds between two tokens (a paused request waits for many), seconds of what a
+# scheduler does at every step, and tokens.
 LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+PER_STEP_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 # What a gauge or a counter reads: one number, or one for each value of its label.

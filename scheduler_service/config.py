@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 
 from protos.bounds import DraftLen, Port
 from protos.settings import ServiceSettings, is_loopback
+from scheduler_service.core.core import PREFILL_CHUNK
 from scheduler_service.core.policies import Policy, make_policy
 from scheduler_service.core.types import Bounds
 from scheduler_service.predictor import PredictorKind, lacks
@@ -53,7 +54,7 @@ class Settings(ServiceSettings):
     draft_len: DraftLen | Literal["auto"] = Field(
         4, description="tokens proposed per round; auto: as many as pay, by request and round"
     )
-    prefill_chunk: int = Field(256, ge=1, le=2**31, description="tokens of prompt computed in one round")
+    prefill_chunk: int = Field(PREFILL_CHUNK, ge=1, le=2**31, description="tokens of prompt computed in one round")
     max_live: int = Field(10_000, ge=1, description="requests waiting or running; more are refused")
     max_live_tokens: int = Field(
         10_000_000, ge=1, description="of prompt and output, as many as those requests may come to; more are refused"

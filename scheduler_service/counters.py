@@ -3,12 +3,11 @@
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from protos.metrics import Distribution
+from protos.metrics import PER_STEP_S, Distribution
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Changed, Effect, Finish, StepDone, counted_ids
 
 MAX_TENANTS = 1024  # refusals are counted for so many tenants
-DELAYS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 MAX_DELAYS = 1024  # so many of the last commands count for the percentiles of report_to_command
 
 
@@ -20,7 +19,7 @@ class Counters:
         self.refused_by_tenant: Counter[str] = Counter()  # for lack of room or time
         self.refused_for: Counter[str] = Counter()  # requests of any kind, by the reason of the error that they got
         self.command_delays_s: deque[float] = deque(maxlen=MAX_DELAYS)  # from a report to the command that answers it
-        self.report_to_command = Distribution(DELAYS_S)  # the same, of all commands
+        self.report_to_command = Distribution(PER_STEP_S)  # the same, of all commands
         self.reports = self.commands = 0
 
     def refuse(self, tenant: str) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from protos.metrics import Distribution
+from protos.metrics import PER_STEP_S, Distribution
 from scheduler_service.store import (
     LostWrites,
     Pulse,
@@ -22,7 +22,6 @@ from scheduler_service.store import (
 )
 
 Batch = Sequence[Write]
-LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 MAX_WRITES_PER_COMMIT = 256  # the scheduler and Redis do nothing else while they handle one commit
 MAX_WHOLE = 64  # requests rewritten at once: until the store has all of a part it looks as if nobody led
 MAX_BYTES = 4 << 20  # of either, but for a last write or batch: the store must have answered by its timeout
@@ -61,7 +60,7 @@ class Persister:
         self.refusal = ""  # why the store has refused every commit for REFUSED_S; a person has to mend that
         self._parts = -1  # the number of the last part of a rewriting
         self._pending: deque[tuple[Batch, str | None, float]] = deque()
-        self.lag = Distribution(LAG_S)  # of each commit: how long its oldest batch has waited to become durable
+        self.lag = Distribution(PER_STEP_S)  # of each commit: how long its oldest batch has waited to become durable
         self._reports: Counter[str] = Counter()  # pending batches that are reports, by worker
         self._work = asyncio.Event()
         self._progress = asyncio.Event()  # replaced after each commit

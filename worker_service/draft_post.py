@@ -40,7 +40,7 @@ class LinkPost:
         return time.monotonic()  # of the machine: the process stamps arrivals with it
 
     def send(self, rows: Sequence[Truth]) -> bool:
-        truths = pb.Truths(rows=[pb.Truth(**row._asdict(), weight=1.0) for row in rows], sent_s=self.now())
+        truths = pb.Truths(rows=[pb.Truth(**row._asdict()) for row in rows])
         packet = UP.pack(self._session) + pb.ToDrafter(truths=truths).SerializeToString()
         if self._socket is None or len(packet) > UP_BYTES:
             return False

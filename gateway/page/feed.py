@@ -34,10 +34,6 @@ class Feed:
         self._news = asyncio.Condition()
         self._log = structlog.get_logger()
 
-    @property
-    def producing(self) -> bool:
-        return self._producer is not None
-
     @asynccontextmanager
     async def view(self) -> AsyncIterator[AsyncIterator[str]]:
         """Server-sent events (WHATWG HTML, 9.2): the frames from now on, each the newest there is. They end once the

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from laps_sd.compare.design import Run
+from scheduler_service.core.core import PREFILL_CHUNK
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.fields import expectation
 from scheduler_service.sim.oracle import parts, simulated_policy
@@ -17,7 +18,6 @@ from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job, write_workload
 
 ORACLE = "oracle"
-PREFILL_CHUNK = 256  # the scheduler's own default
 
 
 def jobs_of(run: Mapping[str, Any], draft_len: int) -> list[Job]:

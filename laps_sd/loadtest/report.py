@@ -45,14 +45,8 @@ def render(
 
 
 def _shares(done: Sequence[Record]) -> Figure:
-    figure, (axis,) = drawing.figure()
-    for label, times_s in (("first token", [r.ttft_s for r in done]), ("whole answer", [r.e2el_s for r in done])):
-        axis.plot(sorted(times_s), [(rank + 1) / len(times_s) for rank in range(len(times_s))], label=label)
-    axis.set_xscale("log")
-    axis.set_xlabel("seconds after arrival")
-    axis.set_ylabel("share of requests")
-    drawing.legend(axis)
-    return figure
+    times_s = {"first token": [r.ttft_s for r in done], "whole answer": [r.e2el_s for r in done]}
+    return drawing.shares(times_s, "seconds after arrival")
 
 
 def _by_length(done: Sequence[Record]) -> Figure:

@@ -37,6 +37,7 @@ from scheduler_service.core.types import (
     WorkerUp,
 )
 
+PREFILL_CHUNK = 256  # tokens of prompt in one round, if nothing else is said
 SETTLED_S = 10.0  # a fleet in which no worker has come or gone for so long is complete
 
 
@@ -52,7 +53,7 @@ class Core:
         policy: Policy,
         *,
         draft_len: int | None = 4,
-        prefill_chunk: int = 256,
+        prefill_chunk: int = PREFILL_CHUNK,
         bounds: Bounds = UNBOUNDED,
         max_deaths: int = 3,
         few_plans: bool = False,

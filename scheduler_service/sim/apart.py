@@ -74,15 +74,6 @@ def row(profile: str, batch: int, rtts_ms: Sequence[float], tokens: int) -> dict
     return found
 
 
-def stages_row(k: int, stages: int, link_ms: float, pass_ms: float) -> tuple[float, float]:
-    """How much faster a target over so many stages emits if it verifies k drafts that are all right at a time: by the
-    simulator, and by (k + 1) (t0 + (N - 1) t1) / (t0 + (N - 1) t1)."""
-    costs = StepCosts(0.0, pass_ms, 0.0, 0.0, 0.0, t_links_ms=(stages - 1) * link_ms)
-    jobs = [Job("a", 0.0, 1, 60 * (k + 1), (k,), k)]
-    base = SimFleet(draft_len=0, costs=costs)
-    return tokens_per_s(jobs, replace(base, draft_len=k)) / tokens_per_s(jobs, base), float(k + 1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", action="append", choices=list(PROFILES), help="default: all")

@@ -88,6 +88,19 @@ def legend(axis: Axes, columns: int = 4) -> None:
     )
 
 
+def shares(lines: Mapping[str, Sequence[float]], label: str) -> Figure:
+    """How many requests had ended, or had come so far, within a time. `lines`: the seconds of each, by name; `label`:
+    what they are."""
+    drawn, (axis,) = figure()
+    for name, times_s in lines.items():
+        axis.plot(sorted(times_s), [(rank + 1) / len(times_s) for rank in range(len(times_s))], label=name)
+    axis.set_xscale("log")
+    axis.set_xlabel(label)
+    axis.set_ylabel("share of requests")
+    legend(axis)
+    return drawn
+
+
 def duration(ms: float) -> str:
     """Milliseconds as people say them, to three digits: 0.84 ms, 84 ms, 1.52 s, 10.9 s, 1,520 s."""
     value, unit = (ms, "ms") if ms < 999.5 else (ms / 1e3, "s")

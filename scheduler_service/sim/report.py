@@ -64,15 +64,8 @@ def _bars(results: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def _shares(traces: Mapping[str, Trace]) -> Figure:
-    figure, (axis,) = drawing.figure()
-    for name, trace in traces.items():
-        latencies = sorted(outcome.latency_s for outcome in trace.outcomes)
-        axis.plot(latencies, [(rank + 1) / len(latencies) for rank in range(len(latencies))], label=name)
-    axis.set_xscale("log")
-    axis.set_xlabel("seconds from arrival to end")
-    axis.set_ylabel("share of requests")
-    drawing.legend(axis)
-    return figure
+    latencies = {name: [outcome.latency_s for outcome in trace.outcomes] for name, trace in traces.items()}
+    return drawing.shares(latencies, "seconds from arrival to end")
 
 
 def _by_size(traces: Mapping[str, Trace]) -> Figure:

@@ -21,7 +21,8 @@ TIMEOUT_S = 20.0
 PER_STREAM = 16  # messages at most
 _Code = grpc.StatusCode
 _REFUSED = {_Code.OK, _Code.INVALID_ARGUMENT, _Code.NOT_FOUND, _Code.RESOURCE_EXHAUSTED}
-# DEADLINE_EXCEEDED and CANCELLED are the knocking client's own doing.
+# CANCELLED is the knocking client's own doing. So is DEADLINE_EXCEEDED, or the input's own time was up; and of a stream
+# that the server ends while it still writes gRPC's client may hear nothing until its deadline.
 _STREAMED = _REFUSED | {_Code.ALREADY_EXISTS, _Code.FAILED_PRECONDITION, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED}
 
 # Makes one call and returns it, ended.

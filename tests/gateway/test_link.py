@@ -300,7 +300,7 @@ async def test_a_wrong_setting_is_a_sentence_and_exit_2() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gateway", "--max-requests", "0", stderr=asyncio.subprocess.PIPE
     )
-    _, err = await asyncio.wait_for(process.communicate(), 30)
+    _, err = await asyncio.wait_for(process.communicate(), WAIT_S)
     assert process.returncode == 2
     assert err.decode() == "gateway: max_requests: Input should be greater than or equal to 1\n"
 
@@ -314,7 +314,7 @@ async def test_sigterm_lets_running_streams_end_then_exits_0(tmp_path: Path) -> 
         sys.executable, "-m", "gateway", *arguments, "--ready-file", str(ready_file), stderr=asyncio.subprocess.DEVNULL
     )
     try:
-        link = await asyncio.wait_for(scheduler.link(), 30)
+        link = await asyncio.wait_for(scheduler.link(), WAIT_S)
         async with AsyncClient(json.loads(ready_file.read_text())["grpc"], max_retries=0) as client:
             await client.ready(WAIT_S)
             task, submit = await begin(client, link)

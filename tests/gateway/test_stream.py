@@ -97,7 +97,7 @@ async def test_what_a_slow_reader_misses_grows_into_one_chunk() -> None:
             served.grpc, options=[("grpc.http2.bdp_probe", 0)]
         )  # its window stays 64 KiB
         stub = inference_pb2_grpc.InferenceStub(narrow)
-        call = stub.Generate(inference_pb2.GenerateRequest(prompt="a", max_tokens=100_000), timeout=30)
+        call = stub.Generate(inference_pb2.GenerateRequest(prompt="a", max_tokens=100_000), timeout=WAIT_S)
         submit = await link.accept()
         count, size = 1000, 100
         for start in range(0, count * size, size):

@@ -71,5 +71,6 @@ def test_the_end_of_the_connection_ends_all_stays() -> None:
 def test_without_tracing_nothing_is_kept() -> None:
     kept = Stays(None, "w")
     kept.commanded(pb.StepCommand(admit=[pb.Admit(request_id="a", traceparent=PARENT)]))
+    assert not kept._stays
     kept.reported(pb.StepReport(rows=[pb.Row(request_id="a")]))
     kept.detached()

@@ -6,11 +6,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import httpx2
 import pytest
 import structlog
+from opentelemetry.sdk.trace.export import SpanExportResult
 from starlette.responses import Response
 
 from gateway.app import running
@@ -27,7 +29,7 @@ from protos.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.gateway.harness import model_info
 from tests.observe.collector import attributes, collector
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, Switch, scheduler
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 STOP = types_pb2.FINISH_REASON_STOP
 CALLER = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
@@ -175,11 +177,29 @@ async def test_a_trace_goes_on_after_the_scheduler_was_started_again(store: Swit
     assert (paused.trace_id.hex(), paused.parent_span_id.hex()) == ("a" * 32, "b" * 16)
 
 
-async def test_a_collector_that_is_away_harms_nobody_and_is_told_of_once(store: Switch) -> None:
+async def test_a_collector_that_is_away_harms_nobody_and_each_service_tells_of_it_once(
+    store: Switch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "SEND_TIMEOUT_S", 0.1)
     with structlog.testing.capture_logs() as logs:
+
+        async def both_told() -> bool:
+            return [log["event"] for log in logs].count("traces_not_sent") == 2
+
         async with services(store, "http://127.0.0.1:1") as (at, worker):
             await ask(at, worker)
-    assert len([log for log in logs if log["event"] == "traces_not_sent"]) <= 2
+            await until(both_told)
+    assert await both_told()
+
+
+def test_what_begins_to_fail_and_what_works_again_is_told_once() -> None:
+    failed, sent = SpanExportResult.FAILURE, SpanExportResult.SUCCESS
+    exporter = Mock(export=Mock(side_effect=[sent, failed, failed, sent, sent, failed]))
+    with structlog.testing.capture_logs() as logs:
+        telling = tracing._telling(exporter, structlog.get_logger())
+        for _ in range(6):
+            telling.export([])
+    assert [log["event"] for log in logs] == ["traces_not_sent", "traces_sent_again", "traces_not_sent"]
 
 
 def test_spans_beyond_what_may_wait_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from scheduler_service.links.workers import WorkerLink
 from scheduler_service.store import RedisStore, Store, StoreUnavailable, Verdict, Write
 from tests.waiting import WAIT_S
 
+Metadata = tuple[tuple[str, str], ...]
 MODEL = common_pb.ModelInfo(name="scripted", fingerprint="f", context_tokens=256, vocab_size=100)
 
 
@@ -51,16 +52,25 @@ async def scheduler(
 class Peer:
     """One end of a bidirectional stream; every read has a deadline."""
 
-    def __init__(self, target: str, stub: Any, method: str) -> None:
+    def __init__(self, target: str, stub: Any, method: str, metadata: Metadata = version.METADATA) -> None:
         self.target = target
         self._channel = channel(target)
-        self.call = getattr(stub(self._channel), method)(metadata=version.METADATA)
+        self.call = getattr(stub(self._channel), method)(metadata=metadata)
 
     async def read(self) -> Any:
         async with asyncio.timeout(WAIT_S):
-            message = await self.call.read()
+            message = await self._next()
         assert message is not grpc.aio.EOF, await self.call.details()
         return message
+
+    async def ended(self) -> None:
+        """Returns once the scheduler has ended the stream."""
+        async with asyncio.timeout(WAIT_S):
+            while await self._next() is not grpc.aio.EOF:
+                pass
+
+    async def _next(self) -> Any:
+        return await self.call.read()
 
     async def close(self) -> None:
         self.call.cancel()
@@ -118,14 +128,18 @@ class ScriptedWorker(Peer):
 
 
 class ScriptedGateway(Peer):
-    def __init__(self, target: str) -> None:
-        super().__init__(target, gateway_link_pb2_grpc.GatewayLinkStub, "Link")
+    """It reads all the time: what it has is what it was sent, whether or not a test waits for it."""
+
+    def __init__(self, target: str, metadata: Metadata = version.METADATA) -> None:
+        super().__init__(target, gateway_link_pb2_grpc.GatewayLinkStub, "Link", metadata)
         self.unary = gateway_link_pb2_grpc.GatewayLinkStub(self._channel)
         self.accepted: set[str] = set()
         self.refused: dict[str, gateway_pb.Refusal] = {}
         self.tokens: dict[str, list[int]] = {}
         self.endings: dict[str, gateway_pb.Ending] = {}
         self.serving = gateway_pb.Serving()
+        self._came: asyncio.Queue[Any] = asyncio.Queue()  # messages that no `read` has returned; then how it ended
+        self._listening = asyncio.create_task(self._listen())
 
     async def submit(self, id: str, *prompt: int, max_tokens: int = 50, **more: Any) -> None:
         limits = common_pb.Limits(max_tokens=max_tokens)
@@ -139,19 +153,45 @@ class ScriptedGateway(Peer):
         await self.call.write(gateway_pb.FromGateway(cancel=gateway_pb.Cancel(request_id=id)))
 
     async def until(self, condition: Any) -> None:
-        """Read messages until the condition holds."""
+        """Returns once the condition holds: it is looked at after each message."""
         while not condition():
-            message = await self.read()
-            self.accepted |= set(message.accepted)
-            self.refused |= {refusal.request_id: refusal for refusal in message.refusals}
-            if message.HasField("serving"):
-                self.serving = message.serving
-            for delta in message.deltas:
-                have = self.tokens.setdefault(delta.request_id, [])
-                assert delta.start == len(have), "a gap or a repetition"
-                have += delta.tokens
-                if delta.HasField("ending"):
-                    self.endings[delta.request_id] = delta.ending
+            await self.read()
+
+    async def heard_all(self) -> None:
+        """Returns once it has all that the scheduler has had for it: messages keep their order, and this submission is
+        refused without a look into the store."""
+        await self.submit("malformed", max_tokens=0)
+        await self.until(lambda: "malformed" in self.refused)
+        del self.refused["malformed"]
+
+    async def _listen(self) -> None:
+        end: Any = grpc.aio.EOF
+        try:
+            while (message := await self.call.read()) is not grpc.aio.EOF:
+                self._take(message)
+                self._came.put_nowait(message)
+        except (grpc.aio.AioRpcError, AssertionError) as error:
+            end = error
+        finally:
+            self._came.put_nowait(end)
+
+    async def _next(self) -> Any:
+        came = await self._came.get()
+        if isinstance(came, Exception):
+            raise came
+        return came
+
+    def _take(self, message: gateway_pb.ToGateway) -> None:
+        self.accepted |= set(message.accepted)
+        self.refused |= {refusal.request_id: refusal for refusal in message.refusals}
+        if message.HasField("serving"):
+            self.serving = message.serving
+        for delta in message.deltas:
+            have = self.tokens.setdefault(delta.request_id, [])
+            assert delta.start == len(have), "a gap or a repetition"
+            have += delta.tokens
+            if delta.HasField("ending"):
+                self.endings[delta.request_id] = delta.ending
 
 
 class Switch(RedisStore):

@@ -1,7 +1,5 @@
 """A worker that wants to end: what becomes of its requests, in the core and live."""
 
-import grpc
-
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2
 from scheduler_service.core.lifecycle import State
@@ -67,8 +65,7 @@ async def test_a_worker_that_drains_hands_over_and_is_let_go() -> None:
         await ends.until("a")
         await ends.report(ends.row("a", 1, 8), draining=True)
         await ends.report(leaving=True)  # its time is up
-        while await ends.call.read() is not grpc.aio.EOF:
-            pass
+        await ends.ended()
         await other.until("a", "b")
         assert list(other.admitted["a"].tokens) == [1, 2, 3, 7, 8]
         stop = types_pb2.FINISH_REASON_STOP

@@ -195,6 +195,7 @@ async def nothing_is_told(leader: Leader, target: str, behind: Sequence[Node]) -
             return "0 of 1 replicas" in leader.persister.refusal
 
         await until(refused)
+        await gateway.heard_all()
         assert not gateway.accepted
     await gateway.until(lambda: "unheard" in gateway.accepted)
     assert not leader.persister.refusal

@@ -82,6 +82,7 @@ async def test_a_leader_that_was_stopped_and_goes_on_writes_nothing_and_stands_b
         await worker.report(worker.row("a", 1, 8, finish=STOP))
         await gateway.until(lambda: "a" in gateway.endings)
         assert gateway.tokens["a"] == [7, 8]
+        await old_gateway.ended()
         assert "a" not in old_gateway.tokens
         await second.kill()
         await until(first.leads)  # it stood by

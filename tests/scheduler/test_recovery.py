@@ -189,12 +189,12 @@ async def test_an_unreadable_request_that_is_submitted_again_is_not_run_twice(
 ) -> None:
     await leave(store, "a", "b")
     raw.delete(store.keys.log("a"))
-    async with live(store) as (_, worker, gateway):
+    async with live(store) as (leader, worker, gateway):
         await worker.until("b")
         await gateway.submit("a")
         await gateway.until(lambda: "a" in gateway.refused)
         assert gateway.refused["a"].code == DATA_LOSS
-        await worker.until("b")
+        assert list(leader.core.fleet.entries) == ["b"]
 
 
 async def test_what_the_store_may_not_set_aside_ends_no_service(

@@ -71,6 +71,7 @@ async def test_what_it_will_not_write_is_not_told_and_comes_when_it_does(url: st
                 return await output(store, "a") == [7]
 
             await until(is_read)
+            await gateway.heard_all()
             assert gateway.tokens["a"] == [7]
             admin.execute_command(*mends.split())
         await gateway.until(lambda: gateway.tokens["a"] == [7, 1, 2])
@@ -130,6 +131,7 @@ async def test_a_leader_that_cannot_write_since_redis_is_full_still_shows_that_i
 
             await until(beats)
             assert leader.persister.behind
+            await gateway.heard_all()
             assert "a" not in gateway.accepted
             admin.execute_command(*ROOM.split())
         await gateway.until(lambda: "a" in gateway.accepted)

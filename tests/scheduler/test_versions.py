@@ -59,9 +59,7 @@ async def test_a_worker_hears_of_the_version_agreed_on_or_is_refused() -> None:
 )
 async def test_a_gateway_of_another_version_is_refused(span: str | None, complaint: str) -> None:
     async with scheduler(MemoryStore()) as (_, target):
-        gateway = ScriptedGateway(target)
-        metadata = ((version.KEY, span),) if span else ()
-        gateway.call = gateway_link_pb2_grpc.GatewayLinkStub(gateway._channel).Link(metadata=metadata)
+        gateway = ScriptedGateway(target, ((version.KEY, span),) if span else ())
         with pytest.raises((grpc.aio.AioRpcError, AssertionError), match=complaint):
             await gateway.read()
         await gateway.close()

@@ -53,11 +53,15 @@ def test_a_counter_counts_once_what_stands_in_the_file(config: Any) -> None:
 
 
 def test_a_file_that_is_not_there_or_of_another_version_shows_nothing(config: Any) -> None:
+    """And what is written later is shown: so it is at the start of each server."""
     logger = gauges.Gauges(config)
     logger.log()
     file().parent.mkdir(parents=True)
     file().write_text('{"schema": 99}')
     logger.log()
+    status.Status("order", "gittins", compared=9).write(file())
+    logger.log()
+    assert REGISTRY.get_sample_value("laps_sd_compared_requests", LABELS) == 9.0
 
 
 @pytest.mark.parametrize("told", ['{"schema": 1}', '{"schema": 1, "mode": "order", "fallbacks": "many"}'])

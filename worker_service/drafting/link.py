@@ -2,7 +2,6 @@
 guessed by the model's thread."""
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -25,9 +24,6 @@ HELLO_TIMEOUT_S = 10.0
 class _Attached:
     session: Session
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    echo_s: float = 0.0  # the newest Truths.sent_s
-    echo_read: float = 0.0  # when that was read
-    busy_s: float = 0.0  # of the model, in all, when it was told last
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +69,12 @@ class DraftLink(rpc.DraftLinkServicer):
             served = self._admit()
             _check(hello, served)
             attached = self._attached[number] = _Attached(Session(served.bounds))
-            attached.busy_s = served.computing.tally.busy_s
             log = log.bind(worker=hello.worker_id[:100])
             await context.write(pb.FromDrafter(welcome=_welcome(served)))
             log.info("worker_attached")
             await first_of(
                 lambda: self._read(served.computing, number, attached, context),
-                lambda: self._write(served.computing, attached, context),
+                lambda: self._write(attached, context),
                 self.leaving.wait,
             )
             if self.leaving.is_set():
@@ -120,16 +115,12 @@ class DraftLink(rpc.DraftLinkServicer):
             if message.HasField("hello"):
                 raise BadInput("hello", "was said already")
             edits = attached.session.read(message.truths)
-            if message.truths.sent_s:
-                attached.echo_s, attached.echo_read = message.truths.sent_s, time.monotonic()
             if edits:
                 await asyncio.wrap_future(computing.edit(number, edits))
             if attached.session.owes:
                 attached.wake.set()
 
-    async def _write(
-        self, computing: Computing, attached: _Attached, stream: Stream[pb.ToDrafter, pb.FromDrafter]
-    ) -> None:
+    async def _write(self, attached: _Attached, stream: Stream[pb.ToDrafter, pb.FromDrafter]) -> None:
         while True:
             try:
                 async with asyncio.timeout(BEAT_S):
@@ -137,18 +128,16 @@ class DraftLink(rpc.DraftLinkServicer):
             except TimeoutError:
                 message = pb.FromDrafter()
             else:
-                message = self._message(computing, attached)
+                message = self._message(attached)
             async with asyncio.timeout(SILENT_S):
                 await stream.write(message)
 
-    def _message(self, computing: Computing, attached: _Attached) -> pb.FromDrafter:
+    def _message(self, attached: _Attached) -> pb.FromDrafter:
         chains = attached.session.send()
         if not attached.session.owes:
             attached.wake.clear()
         self._metrics.sent[""] += sum(len(chain.tokens) for chain in chains)
-        busy_s, attached.busy_s = computing.tally.busy_s - attached.busy_s, computing.tally.busy_s
-        held_s = time.monotonic() - attached.echo_read if attached.echo_s else 0.0
-        return pb.FromDrafter(drafts=pb.Drafts(chains=chains, echo_s=attached.echo_s, held_s=held_s, busy_s=busy_s))
+        return pb.FromDrafter(drafts=pb.Drafts(chains=chains))
 
 
 async def _hello(stream: Stream[pb.ToDrafter, pb.FromDrafter]) -> pb.DraftHello:

@@ -1,7 +1,6 @@
 """One worker's session: its messages checked and made edits, and what it is to be told. Bounds are here. No model, no
 transport, no clock."""
 
-import math
 import secrets
 from array import array
 from collections.abc import Sequence
@@ -66,7 +65,7 @@ class Session:
             edit = self._drop(handle)
             self._owe(pb.Chain(handle=handle, standing=pb.STANDING_FULL))
             return edit
-        wish = Wish(row.need, row.ahead, row.fan, row.depth, row.weight)
+        wish = Wish(row.need, row.ahead, row.fan, row.depth)
         # Without a salt it shares with none.
         return Edit(handle, row.start, array("i", row.tokens), wish, (row.salt or secrets.token_bytes()).hex())
 
@@ -95,8 +94,6 @@ class Session:
             raise BadInput("ahead", f"must be need to {LONGEST_CHAIN}, and depth at most that")
         if row.fan > WIDEST_FAN:
             raise BadInput("fan", f"is {row.fan}, at most {WIDEST_FAN}")
-        if not (math.isfinite(row.weight) and 0 <= row.weight <= 1):
-            raise BadInput("weight", "must be 0 to 1")
 
     def _drop(self, handle: int) -> Edit | None:
         """None: it is not there any more."""

@@ -28,7 +28,6 @@ class Wish(NamedTuple):
     ahead: int
     fan: int = 1
     depth: int = 0
-    weight: float = 0.0
 
 
 NO_WISH = Wish(0, 0)
@@ -162,19 +161,19 @@ class Texts:
 
     def wanted(self) -> list[tuple[Text, Line]]:
         """The lines that something is to be computed of, the first one first: texts without a usable chain, then other
-        main lines, then branches; of these the likeliest to run, then the one that has waited longest."""
-        ranked: list[tuple[int, float, Text, Line]] = []
+        main lines, then branches; of these the one that has waited longest."""
+        ranked: list[tuple[int, Text, Line]] = []
         for name, text in list(self._busy.items()):
             before = len(ranked)
             text.main.done |= not text.main.missing
             if not text.main.done:
                 lacks = text.main.grows and text.chain < text.wish.need
-                ranked.append((0 if lacks else 1, -text.wish.weight, text, text.main))
-            ranked += [(2, -text.wish.weight, text, line) for line in text.branches if line.grows]
+                ranked.append((0 if lacks else 1, text, text.main))
+            ranked += [(2, text, line) for line in text.branches if line.grows]
             if len(ranked) == before:
                 del self._busy[name]
-        ranked.sort(key=lambda each: each[:2])
-        return [(text, line) for _, _, text, line in ranked]
+        ranked.sort(key=lambda each: each[0])
+        return [(text, line) for _, text, line in ranked]
 
     def grow(self, text: Text, line: Line, likeliest: Sequence[int]) -> Guess | None:
         """A guess of a line was made, `likeliest` first. Returns what is to be told now."""

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/link/v1/draft_link.proto\x12\x0flaps_sd.link.v1\"l\n\tToDrafter\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.laps_sd.link.v1.DraftHelloH\x00\x12)\n\x06truths\x18\x02 \x01(\x0b\x32\x17.laps_sd.link.v1.TruthsH\x00\x42\x06\n\x04kind\"r\n\x0b\x46romDrafter\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.laps_sd.link.v1.DraftWelcomeH\x00\x12)\n\x06\x64rafts\x18\x02 \x01(\x0b\x32\x17.laps_sd.link.v1.DraftsH\x00\x42\x06\n\x04kind\"E\n\nDraftHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x12\n\nvocabulary\x18\x03 \x01(\t\"\xb8\x01\n\x0c\x44raftWelcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x0f\n\x07handles\x18\x05 \x01(\r\x12\x15\n\rlongest_chain\x18\x06 \x01(\r\x12\x12\n\nwidest_fan\x18\x07 \x01(\r\x12\x0e\n\x06step_s\x18\x08 \x01(\x01\x12\x0f\n\x07\x63hain_s\x18\t \x01(\x01\">\n\x06Truths\x12$\n\x04rows\x18\x01 \x03(\x0b\x32\x16.laps_sd.link.v1.Truth\x12\x0e\n\x06sent_s\x18\x02 \x01(\x01\"\x9d\x01\n\x05Truth\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0c\n\x04need\x18\x04 \x01(\r\x12\r\n\x05\x61head\x18\x05 \x01(\r\x12\x0b\n\x03\x66\x61n\x18\x06 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x07 \x01(\r\x12\x0c\n\x04salt\x18\x08 \x01(\x0c\x12\x0e\n\x06weight\x18\t \x01(\x02\x12\x0e\n\x06\x66orget\x18\n \x01(\x08\"`\n\x06\x44rafts\x12&\n\x06\x63hains\x18\x01 \x03(\x0b\x32\x16.laps_sd.link.v1.Chain\x12\x0e\n\x06\x65\x63ho_s\x18\x02 \x01(\x01\x12\x0e\n\x06held_s\x18\x03 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\"p\n\x05\x43hain\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\n\n\x02\x61t\x18\x02 \x01(\r\x12\x0e\n\x06prefix\x18\x03 \x01(\x06\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12+\n\x08standing\x18\x05 \x01(\x0e\x32\x19.laps_sd.link.v1.Standing*J\n\x08Standing\x12\x18\n\x14STANDING_UNSPECIFIED\x10\x00\x12\x11\n\rSTANDING_SEND\x10\x01\x12\x11\n\rSTANDING_FULL\x10\x02\x32S\n\tDraftLink\x12\x46\n\x06\x41ttach\x12\x1a.laps_sd.link.v1.ToDrafter\x1a\x1c.laps_sd.link.v1.FromDrafter(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/link/v1/draft_link.proto\x12\x0flaps_sd.link.v1\"l\n\tToDrafter\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.laps_sd.link.v1.DraftHelloH\x00\x12)\n\x06truths\x18\x02 \x01(\x0b\x32\x17.laps_sd.link.v1.TruthsH\x00\x42\x06\n\x04kind\"r\n\x0b\x46romDrafter\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.laps_sd.link.v1.DraftWelcomeH\x00\x12)\n\x06\x64rafts\x18\x02 \x01(\x0b\x32\x17.laps_sd.link.v1.DraftsH\x00\x42\x06\n\x04kind\"E\n\nDraftHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x12\n\nvocabulary\x18\x03 \x01(\t\"\xb8\x01\n\x0c\x44raftWelcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x0f\n\x07handles\x18\x05 \x01(\r\x12\x15\n\rlongest_chain\x18\x06 \x01(\r\x12\x12\n\nwidest_fan\x18\x07 \x01(\r\x12\x0e\n\x06step_s\x18\x08 \x01(\x01\x12\x0f\n\x07\x63hain_s\x18\t \x01(\x01\"<\n\x06Truths\x12$\n\x04rows\x18\x01 \x03(\x0b\x32\x16.laps_sd.link.v1.TruthJ\x04\x08\x02\x10\x03R\x06sent_s\"\x9b\x01\n\x05Truth\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0c\n\x04need\x18\x04 \x01(\r\x12\r\n\x05\x61head\x18\x05 \x01(\r\x12\x0b\n\x03\x66\x61n\x18\x06 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x07 \x01(\r\x12\x0c\n\x04salt\x18\x08 \x01(\x0c\x12\x0e\n\x06\x66orget\x18\n \x01(\x08J\x04\x08\t\x10\nR\x06weight\"Z\n\x06\x44rafts\x12&\n\x06\x63hains\x18\x01 \x03(\x0b\x32\x16.laps_sd.link.v1.ChainJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05R\x06\x65\x63ho_sR\x06held_sR\x06\x62usy_s\"p\n\x05\x43hain\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\n\n\x02\x61t\x18\x02 \x01(\r\x12\x0e\n\x06prefix\x18\x03 \x01(\x06\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12+\n\x08standing\x18\x05 \x01(\x0e\x32\x19.laps_sd.link.v1.Standing*J\n\x08Standing\x12\x18\n\x14STANDING_UNSPECIFIED\x10\x00\x12\x11\n\rSTANDING_SEND\x10\x01\x12\x11\n\rSTANDING_FULL\x10\x02\x32S\n\tDraftLink\x12\x46\n\x06\x41ttach\x12\x1a.laps_sd.link.v1.ToDrafter\x1a\x1c.laps_sd.link.v1.FromDrafter(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.link.v1.draft_link_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STANDING']._serialized_start=972
-  _globals['_STANDING']._serialized_end=1046
+  _globals['_STANDING']._serialized_start=962
+  _globals['_STANDING']._serialized_end=1036
   _globals['_TODRAFTER']._serialized_start=52
   _globals['_TODRAFTER']._serialized_end=160
   _globals['_FROMDRAFTER']._serialized_start=162
@@ -42,13 +42,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTWELCOME']._serialized_start=350
   _globals['_DRAFTWELCOME']._serialized_end=534
   _globals['_TRUTHS']._serialized_start=536
-  _globals['_TRUTHS']._serialized_end=598
-  _globals['_TRUTH']._serialized_start=601
-  _globals['_TRUTH']._serialized_end=758
-  _globals['_DRAFTS']._serialized_start=760
-  _globals['_DRAFTS']._serialized_end=856
-  _globals['_CHAIN']._serialized_start=858
-  _globals['_CHAIN']._serialized_end=970
-  _globals['_DRAFTLINK']._serialized_start=1048
-  _globals['_DRAFTLINK']._serialized_end=1131
+  _globals['_TRUTHS']._serialized_end=596
+  _globals['_TRUTH']._serialized_start=599
+  _globals['_TRUTH']._serialized_end=754
+  _globals['_DRAFTS']._serialized_start=756
+  _globals['_DRAFTS']._serialized_end=846
+  _globals['_CHAIN']._serialized_start=848
+  _globals['_CHAIN']._serialized_end=960
+  _globals['_DRAFTLINK']._serialized_start=1038
+  _globals['_DRAFTLINK']._serialized_end=1121
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,7 @@ keeps one stream for all of its requests, which is its session. Internal.
 No message here can change a text: a worker verifies every guess. Both sides drop what is old: a truth replaces all
 that the drafter thought would follow, and a chain says by a digest after which tokens it comes.
 
-Times are seconds, in fields that end in `_s`. The two machines' clocks are never compared.
+Times are seconds, in fields that end in `_s`.
 """
 
 from collections import abc as _abc
@@ -205,9 +205,6 @@ class Truths(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROWS_FIELD_NUMBER: _builtins.int
-    SENT_S_FIELD_NUMBER: _builtins.int
-    sent_s: _builtins.float
-    """When it was sent, by the worker's clock; comes back as Drafts.echo_s."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Truth]:
         """At most one for each handle."""
@@ -216,11 +213,10 @@ class Truths(_message.Message):
         self,
         *,
         rows: _abc.Iterable[Global___Truth] | None = ...,
-        sent_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "sent_s", b"sent_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -240,7 +236,6 @@ class Truth(_message.Message):
     FAN_FIELD_NUMBER: _builtins.int
     DEPTH_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
-    WEIGHT_FIELD_NUMBER: _builtins.int
     FORGET_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """A number for the request, drawn by the worker: counted up from 1 in each session, and not used again."""
@@ -264,8 +259,6 @@ class Truth(_message.Message):
     """KV of common beginnings is shared among handles of equal salt: a keyed hash of the tenant, 16 to 64 bytes. Read in
     the handle's first Truth alone. Empty: shared with none.
     """
-    weight: _builtins.float
-    """The chance that the request runs in the worker's next round, 0 to 1: among equals the likelier one is drafted first."""
     forget: _builtins.bool
     """The request is over: its text and KV go. What else is set is not read."""
     @_builtins.property
@@ -283,12 +276,11 @@ class Truth(_message.Message):
         fan: _builtins.int = ...,
         depth: _builtins.int = ...,
         salt: _builtins.bytes = ...,
-        weight: _builtins.float = ...,
         forget: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "depth", b"depth", "fan", b"fan", "forget", b"forget", "handle", b"handle", "need", b"need", "salt", b"salt", "start", b"start", "tokens", b"tokens", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "depth", b"depth", "fan", b"fan", "forget", b"forget", "handle", b"handle", "need", b"need", "salt", b"salt", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -301,15 +293,6 @@ class Drafts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHAINS_FIELD_NUMBER: _builtins.int
-    ECHO_S_FIELD_NUMBER: _builtins.int
-    HELD_S_FIELD_NUMBER: _builtins.int
-    BUSY_S_FIELD_NUMBER: _builtins.int
-    echo_s: _builtins.float
-    """The newest Truths.sent_s that the drafter has read. 0: none yet."""
-    held_s: _builtins.float
-    """From reading that to sending this. A round trip took the worker's time since `echo_s`, less this."""
-    busy_s: _builtins.float
-    """How long the drafter's model computed, for any worker, since its last message to this one."""
     @_builtins.property
     def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chain]:
         """Main chains, branches, and handles that get none, with the reason."""
@@ -318,13 +301,10 @@ class Drafts(_message.Message):
         self,
         *,
         chains: _abc.Iterable[Global___Chain] | None = ...,
-        echo_s: _builtins.float = ...,
-        held_s: _builtins.float = ...,
-        busy_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "chains", b"chains", "echo_s", b"echo_s", "held_s", b"held_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

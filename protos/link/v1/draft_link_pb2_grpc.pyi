@@ -7,7 +7,7 @@ keeps one stream for all of its requests, which is its session. Internal.
 No message here can change a text: a worker verifies every guess. Both sides drop what is old: a truth replaces all
 that the drafter thought would follow, and a chain says by a digest after which tokens it comes.
 
-Times are seconds, in fields that end in `_s`. The two machines' clocks are never compared.
+Times are seconds, in fields that end in `_s`.
 """
 
 from collections import abc as _abc

@@ -18,7 +18,8 @@ VISIT_S = 800  # on a busy machine; an idle one takes a quarter of that
 
 
 def programs() -> dict[str, str]:
-    """Where Chromium and its driver are, for the programs. The driver is fetched once from npm. Raises LookupError."""
+    """Where Chromium and its driver are, for the programs. The driver is fetched once from npm. Raises LookupError
+    where there is no browser or no index, RuntimeError if the index has not what is wanted."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None or shutil.which("node") is None:
         raise LookupError("chromium and node are not installed (Debian: apt install chromium nodejs npm)")
@@ -30,8 +31,16 @@ def programs() -> dict[str, str]:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise LookupError(f"no npm index gave {PUPPETEER}: {error}") from error
         if done.returncode:
-            raise LookupError(f"no npm index gave {PUPPETEER}: {done.stderr.strip()[-200:]}")
+            if _index_answers():
+                raise RuntimeError(f"{PUPPETEER} cannot be installed: {done.stderr.strip()[-2000:]}")
+            raise LookupError("no npm index answers")
     return {"CHROMIUM": chromium, "PUPPETEER": str(driver)}
+
+
+def _index_answers() -> bool:
+    """Asked for a package that is always there."""
+    asked = subprocess.run(["npm", "view", "npm", "name"], capture_output=True, timeout=INSTALL_S, check=False)
+    return asked.returncode == 0
 
 
 async def visit(program: str, *arguments: str) -> dict[str, Any]:

@@ -95,8 +95,8 @@ async def test_a_place_is_free_again_once_a_viewer_has_gone() -> None:
     async with page() as (served, _, _, _):
         feed = Feed(served.front)
         async with feed.view():
-            assert feed.producing
-        assert not feed.producing
+            assert feed._producer
+        assert not feed._producer
         async with feed.view() as view:
             await anext(view)
             assert '"policy"' in await anext(view)

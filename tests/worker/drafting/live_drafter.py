@@ -49,7 +49,6 @@ class Peer:
         self._channel = channel(target, credentials)
         self.welcome = pb.DraftWelcome()
         self.mains: dict[int, pb.Chain] = {}
-        self.drafts = pb.Drafts()
 
     async def attempt(self, **hello: Any) -> None:
         """Raises AioRpcError."""
@@ -87,16 +86,14 @@ class Peer:
             )
         return message
 
-    async def say(self, *rows: dict[str, Any], sent_s: float = 0.0) -> None:
-        truths = pb.Truths(rows=[pb.Truth(**row) for row in rows], sent_s=sent_s)
+    async def say(self, *rows: dict[str, Any]) -> None:
+        truths = pb.Truths(rows=[pb.Truth(**row) for row in rows])
         await self.call.write(pb.ToDrafter(truths=truths))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Read messages until the condition holds."""
         while not condition():
             message = await self.read()
-            if message.HasField("drafts"):
-                self.drafts = message.drafts
             self.mains |= {chain.handle: chain for chain in message.drafts.chains}
 
     async def chain(self, handle: int, at: int, tokens: int) -> list[int]:

@@ -23,10 +23,10 @@ def opened(**more: Any) -> Session:
 
 
 def test_a_truth_becomes_an_edit() -> None:
-    row = {"handle": 7, "tokens": [4, 5], "need": 2, "ahead": 6, "fan": 3, "depth": 2, "weight": 0.5, "salt": b"s" * 16}
+    row = {"handle": 7, "tokens": [4, 5], "need": 2, "ahead": 6, "fan": 3, "depth": 2, "salt": b"s" * 16}
     (edit,) = Session(BOUNDS).read(truths(row))
     assert (edit.handle, edit.start, edit.tokens.tolist()) == (7, 0, [4, 5])
-    assert (edit.wish, edit.salt) == (Wish(2, 6, 3, 2, 0.5), "73" * 16)
+    assert (edit.wish, edit.salt) == (Wish(2, 6, 3, 2), "73" * 16)
 
 
 def test_without_a_salt_a_text_shares_with_none() -> None:
@@ -56,8 +56,6 @@ def test_what_is_over_is_over_and_unknown_to_the_next_truth() -> None:
         ({"handle": 1, "need": 2, "ahead": 1}, "ahead: "),
         ({"handle": 1, "depth": LONGEST_CHAIN + 1}, "ahead: "),
         ({"handle": 1, "fan": WIDEST_FAN + 1}, "fan: "),
-        ({"handle": 1, "weight": float("nan")}, "weight: "),
-        ({"handle": 1, "weight": -0.1}, "weight: "),
     ],
 )
 def test_garbage_is_refused_with_the_field(row: dict[str, Any], problem: str) -> None:

@@ -114,14 +114,14 @@ def test_a_branch_that_comes_true_branches_where_its_own_guesses_may_be_wrong() 
     assert branches == {(at, other) for at in range(12, 15) for other in likeliest(after[:at])[1:3]}
 
 
-def test_who_has_no_usable_chain_comes_first_then_the_likeliest_then_branches() -> None:
+def test_who_has_no_usable_chain_comes_first_then_who_waited_longest_then_branches() -> None:
     drafting = passes(lines=1)
-    learn(drafting, 1, 0, [1], Wish(1, 2, fan=2, depth=2, weight=0.5))
-    learn(drafting, 2, 0, [2], Wish(1, 2, weight=0.9))
-    learn(drafting, 3, 0, [3], Wish(2, 3, weight=0.1))
+    learn(drafting, 1, 0, [1], Wish(1, 2, fan=2, depth=2))
+    learn(drafting, 2, 0, [2], Wish(1, 2))
+    learn(drafting, 3, 0, [3], Wish(2, 3))
     told = [(handle, len(guess.tokens), guess.branch) for handle, guess in all_told(drafting)]
     mains = [each for each in told if not each[2]]
-    assert mains == [(2, 1, False), (1, 1, False), (3, 2, False), (2, 2, False), (1, 2, False), (3, 3, False)]
+    assert mains == [(1, 1, False), (2, 1, False), (3, 2, False), (1, 2, False), (2, 2, False), (3, 3, False)]
     assert told[len(mains) :] == [(1, 2, True)] * 2
 
 
@@ -220,7 +220,7 @@ def test_a_thousand_random_steps_yield_right_guesses_and_leave_no_kv(seed: int) 
                 start, new = random.randrange(1, len(truth) + 1), new[:1]
         truths[handle] = truth[:start] + new
         need = random.randrange(5)
-        wish = Wish(need, need + random.randrange(5), random.randrange(FAN + 1), random.randrange(4), random.random())
+        wish = Wish(need, need + random.randrange(5), random.randrange(FAN + 1), random.randrange(4))
         guess = learn(drafting, handle, start, new, wish, salt=str(handle % 2))
         if guess is not None:
             check(handle, guess)

@@ -100,7 +100,7 @@ class Way:
         del self._up[: len(here)]
         told = []
         for row in (row for rows in here for row in rows):
-            name, wish = Name(1, row.handle), Wish(row.need, row.ahead, row.fan, row.depth, 1.0)
+            name, wish = Name(1, row.handle), Wish(row.need, row.ahead, row.fan, row.depth)
             if row.forget:
                 self._passes.texts.forget(name)
             elif guess := self._passes.texts.learn(name, row.start, array("i", row.tokens), wish, row.salt.hex()):
