@@ -128,7 +128,7 @@ class ScriptedWorker(Peer):
 
 
 class ScriptedGateway(Peer):
-    """It reads all the time: what it has is what it was sent, whether or not a test waits for it."""
+    """What it has is what it was sent up to the message that was read last. `heard_all` and `ended` read on."""
 
     def __init__(self, target: str, metadata: Metadata = version.METADATA) -> None:
         super().__init__(target, gateway_link_pb2_grpc.GatewayLinkStub, "Link", metadata)
@@ -138,8 +138,6 @@ class ScriptedGateway(Peer):
         self.tokens: dict[str, list[int]] = {}
         self.endings: dict[str, gateway_pb.Ending] = {}
         self.serving = gateway_pb.Serving()
-        self._came: asyncio.Queue[Any] = asyncio.Queue()  # messages that no `read` has returned; then how it ended
-        self._listening = asyncio.create_task(self._listen())
 
     async def submit(self, id: str, *prompt: int, max_tokens: int = 50, **more: Any) -> None:
         limits = common_pb.Limits(max_tokens=max_tokens)
@@ -153,7 +151,7 @@ class ScriptedGateway(Peer):
         await self.call.write(gateway_pb.FromGateway(cancel=gateway_pb.Cancel(request_id=id)))
 
     async def until(self, condition: Any) -> None:
-        """Returns once the condition holds: it is looked at after each message."""
+        """Read messages until the condition holds: it is looked at after each, so that it may hold for a moment."""
         while not condition():
             await self.read()
 
@@ -164,22 +162,11 @@ class ScriptedGateway(Peer):
         await self.until(lambda: "malformed" in self.refused)
         del self.refused["malformed"]
 
-    async def _listen(self) -> None:
-        end: Any = grpc.aio.EOF
-        try:
-            while (message := await self.call.read()) is not grpc.aio.EOF:
-                self._take(message)
-                self._came.put_nowait(message)
-        except (grpc.aio.AioRpcError, AssertionError) as error:
-            end = error
-        finally:
-            self._came.put_nowait(end)
-
     async def _next(self) -> Any:
-        came = await self._came.get()
-        if isinstance(came, Exception):
-            raise came
-        return came
+        message = await super()._next()
+        if message is not grpc.aio.EOF:
+            self._take(message)
+        return message
 
     def _take(self, message: gateway_pb.ToGateway) -> None:
         self.accepted |= set(message.accepted)
