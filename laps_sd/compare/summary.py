@@ -116,6 +116,7 @@ def _policy(
     e2el = _latencies(runs, "e2el_ms", every)
     row: dict[str, Any] = {
         "repetitions": len(runs),
+        "served": every,
         "requests": sum(len(run["requests"]) for run in runs.values()),
         "e2el_ms": times_ms(e2el),
         "quantiles_ms": quantiles_ms(e2el),
@@ -201,10 +202,15 @@ def _averaged(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def whole(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of the policies that served every request of the cell. Latencies of others are of other requests; only
-    their ratios are not."""
-    most = max(row["repetitions"] for row in cell["policies"].values())
-    return {name: row for name, row in cell["policies"].items() if row["repetitions"] == most}
+    """The rows of the policies that served the same requests as the one that served most. Latencies of others are of
+    other requests; only their ratios are not."""
+    most = max(cell["policies"].values(), key=lambda row: row["repetitions"])
+    return {name: row for name, row in cell["policies"].items() if _served(row) == _served(most)}
+
+
+def _served(row: Mapping[str, Any]) -> Any:
+    """Older records have only how many."""
+    return row.get("served", row["repetitions"])
 
 
 # ---- in words ----

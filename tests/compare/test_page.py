@@ -195,6 +195,14 @@ def test_the_html_stands_alone(record: dict[str, object]) -> None:
     assert "2 slots, burst" in text
 
 
+def test_latencies_of_as_many_other_requests_are_not_drawn() -> None:
+    had = {BASE: (1, 2), "las": (1, 3), "gittins": (1, 2)}
+    runs = [found(Run(Cell(2, "0.85"), name, each), SLOW) for name, some in had.items() for each in some]
+    capacities = [found(Run(Cell(2, BURST), BASE, repetition), SLOW) for repetition in (1, 2, 3)]
+    axes = page._shares(json.loads(json.dumps(summarise([*capacities, *runs], 4)))).axes
+    assert [line.get_label() for line in axes[0].lines] == [BASE, "gittins"]
+
+
 def test_latencies_of_fewer_requests_are_not_drawn_and_the_html_tells_the_runs() -> None:
     cell = Cell(2, "0.85")
     runs = [found(Run(place, BASE, repetition), SLOW) for place in (Cell(2, BURST), cell) for repetition in (1, 2)]
