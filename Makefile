@@ -281,7 +281,8 @@ protos: env
 	    --grpc_python_out=. --mypy_grpc_out=. protos/v1/inference.proto protos/link/v1/*_link.proto protos/oip/inference.proto
 
 protos-check: protos
-	@git diff --exit-code -- protos/v1 protos/link protos/oip && test -z "$$(git ls-files --others --exclude-standard -- protos)" \
+	@git diff --exit-code -- protos/v1 protos/link protos/oip \
+	    && ! git ls-files --others --exclude-standard -- protos/v1 protos/link protos/oip | grep . \
 	    || (echo "generated code is out of date: run 'make protos' and commit" && false)
 
 # Not part of `make check`: buf comes from npm. What clients use may not change; what travels on the links, or is
