@@ -3,7 +3,7 @@ or changed. Hundreds of fail-overs under load are in failover.py, those by `SENT
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -172,8 +172,8 @@ async def test_without_replicas_nothing_is_told_and_readiness_says_why(
     behind = group.replicas(await primary(group))
     async with stored(group, replicas=1) as store:
         await until(lambda: connected(store))
-        await surely(lambda: store.lead(1))  # sentinels may still move the primary of another test
-        async with scheduler(store, policy="fcfs") as (leader, target):
+        async with AsyncExitStack() as stack:  # sentinels may still move the primary of another test
+            leader, target = await surely(lambda: stack.enter_async_context(scheduler(store, policy="fcfs")))
             await nothing_is_told(leader, target, behind)
 
 
