@@ -187,6 +187,8 @@ class _Protocol(H11Protocol):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if repr(self.conn.their_state) == "MUST_CLOSE":  # h11 would refuse the whole request for what follows
+            return
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting()
