@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 TOKENS_AT_ONCE = 64  # made into text in one turn of the event loop
 REPLACEMENT = "\ufffd"  # stands for bytes that are no character, or not a whole one yet
 # Tokens in a row that may be decoded again with each further one: after so many that each end within a character they
-# are taken for no text, as by the worker (engine/stop.py), and of those without text so many are kept.
+# are taken for no text, as by the worker (engine/stop.py). Of those without text so many are kept, no special ones.
 _INCOMPLETE_TOKENS = 16
 _WITHOUT_TEXT = 4
 
@@ -26,12 +26,15 @@ def _byte_of() -> dict[str, int]:
 BYTE_OF = _byte_of()
 
 
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    return frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
 class ByteTable(dict[int, bytes]):
     """The bytes that each token of a byte-level tokenizer adds to the text; made as they are asked for."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        added = tokenizer.get_added_tokens_decoder()
-        super().__init__({id: b"" for id, token in added.items() if token.special})
+        super().__init__(dict.fromkeys(special_ids(tokenizer), b""))
         self._tokenizer = tokenizer
 
     def __missing__(self, token_id: int) -> bytes:
@@ -84,8 +87,10 @@ class LibraryText:
     """For every kind of tokenizer. The library's own DecodeStream raises on bytes that are no UTF-8 (byte fallback),
     and sampled output may have some."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: frozenset[int] | None = None) -> None:
+        """`special`: the tokenizer's special_ids, if they are known."""
         self._tokenizer = tokenizer
+        self._special = special_ids(tokenizer) if special is None else special
         # The tokens shown last, and their text: some tokens decode differently at the beginning of a text.
         self._context: list[int] = []
         self._context_text = ""
@@ -97,18 +102,25 @@ class LibraryText:
         fresh = [*self._fresh, *token_ids]
         text = self._decode(self._context + fresh)
         half, longer = text.endswith(REPLACEMENT), len(text) > len(self._context_text)
-        if (half or not longer) and len(token_ids) > 1:
-            return "".join(self.add([token_id]) for token_id in token_ids)
+        if half or not longer:
+            if len(token_ids) > 1:
+                return "".join(self.add([token_id]) for token_id in token_ids)
+            if all(map(self._is_nothing, token_ids)):  # then it must not push out, nor part, those that are held
+                return ""
         self._fresh = fresh
         if half and len(fresh) < _INCOMPLETE_TOKENS:
             return ""
-        if not longer:  # special tokens; decoders may tell a space only together with what follows it
+        if not longer:  # decoders may tell a space only together with what follows it
             del self._fresh[:-_WITHOUT_TEXT]
             return ""
         added = self._added(text)
         self._context, self._fresh = fresh, []
         self._context_text = self._decode(fresh)
         return added
+
+    def _is_nothing(self, token_id: int) -> bool:
+        """Whether decoding passes over it."""
+        return token_id in self._special or self._tokenizer.id_to_token(token_id) is None
 
     def _added(self, text: str) -> str:
         """What the fresh tokens add, of the text of these and the context. With byte fallback a run of bytes that turns
@@ -128,10 +140,15 @@ class Detokenizer:
     A stop string that is complete before token number `min_tokens` does not count."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int, table: ByteTable | None = None
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str],
+        min_tokens: int,
+        table: ByteTable | None = None,
+        special: frozenset[int] | None = None,
     ) -> None:
-        """`table`: of the tokenizer, if it has one."""
-        self._text: Text = LibraryText(tokenizer) if table is None else BytesText(table)
+        """`table`, `special`: of the tokenizer, if it has one, and if they are known."""
+        self._text: Text = LibraryText(tokenizer, special) if table is None else BytesText(table)
         self._stop = StopCutter(stop)
         self._min_tokens = min_tokens
         self._tokens = 0

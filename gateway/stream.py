@@ -11,6 +11,7 @@ from gateway.detokenizer import TOKENS_AT_ONCE
 from gateway.feed import Batch, Feed
 from gateway.link import Link
 from gateway.metrics import Metrics
+from gateway.stream_states import Life
 from gateway.text import TextModel
 from protos.errors import BeyondEnd, DeadlinePassed, Failed, QueueFull
 from protos.link.v1 import common_pb2
@@ -156,7 +157,8 @@ class Stream:
             raise self._feed.error or QueueFull(unread)
 
     def _patient_until(self) -> float:
-        return min((self._written_since or self._loop.time()) + self._stalled_s, self._deadline)
+        until = (self._written_since or self._loop.time()) + self._stalled_s
+        return until if self._feed.life is Life.ENDED else min(until, self._deadline)  # what is whole may be read later
 
     def _lose_patience(self) -> None:
         """The write that is under way may have begun after the timer did."""

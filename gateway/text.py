@@ -11,7 +11,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from gateway.detokenizer import Detokenizer, byte_table
+from gateway.detokenizer import Detokenizer, byte_table, special_ids
 from protos.link.v1 import common_pb2
 from protos.models import digest, unpacked
 
@@ -64,7 +64,7 @@ class TextModel:
         # A request that does not fit is refused, never cut.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._bytes = byte_table(self._tokenizer)
+        self._bytes, self._special = byte_table(self._tokenizer), special_ids(self._tokenizer)
         # The text of one token by itself. Log-probabilities ask for the same ones over and over.
         self.shown = lru_cache(maxsize=16_384)(lambda token_id: self.decode([token_id]))
 
@@ -141,7 +141,7 @@ class TextModel:
         return str(self._tokenizer.decode_batch([token_ids], skip_special_tokens=not special)[0])
 
     def detokenizer(self, stop: Sequence[str] = (), min_tokens: int = 0) -> Detokenizer:
-        return Detokenizer(self._tokenizer, stop, min_tokens, self._bytes)
+        return Detokenizer(self._tokenizer, stop, min_tokens, self._bytes, self._special)
 
 
 def _environment() -> jinja2.Environment:

@@ -45,7 +45,8 @@ class HttpServer:
     ) -> None:
         """Port 0: any. `tls_context` gives the context for each handshake; None: plaintext. `unreadable`: JSON, the
         body of the 400 for bytes that are no request. `stalled_s`: a client that takes so many seconds for PIECE_BYTES
-        of a whole answer is cut off; streams see to that themselves. Raises OSError if the port is taken."""
+        of a whole answer, or of a stream's end, is cut off; before that streams see to it. Raises OSError if the port
+        is taken."""
         self._socket = _bind(host.strip("[]"), port)
         self.port = int(self._socket.getsockname()[1])
         self._tls_context = tls_context
@@ -136,18 +137,37 @@ def _with_body(app: ASGIApp, stalled_s: float) -> ASGIApp:
         if scope["method"] != "HEAD":  # its answer is a head alone
             scope["extensions"] = {BODY: Body(cycle)}
 
+        async def patiently(message: Message) -> None:
+            """It waits while the transport keeps more than it should: what its client does not read."""
+            transport: asyncio.Transport = cycle.transport
+            left = transport.get_write_buffer_size()
+            late: asyncio.TimerHandle
+
+            def look() -> None:
+                nonlocal left, late
+                read, left = left - transport.get_write_buffer_size(), transport.get_write_buffer_size()
+                if read < PIECE_BYTES:
+                    transport.abort()
+                else:
+                    late = loop.call_later(stalled_s, look)
+
+            loop = asyncio.get_running_loop()
+            late = loop.call_later(stalled_s, look)
+            try:
+                await send(message)
+            finally:
+                late.cancel()
+
         async def in_pieces(message: Message) -> None:
             """The transport would keep a whole answer for as long as its client reads nothing."""
-            if message.get("more_body") or len(body := message.get("body", b"")) <= PIECE_BYTES:
+            if message.get("more_body"):
                 await send(message)
                 return
-            for start in range(0, len(body), PIECE_BYTES):
+            body = message.get("body", b"")
+            for start in range(0, max(len(body), 1), PIECE_BYTES):
                 end = start + PIECE_BYTES
-                late = asyncio.get_running_loop().call_later(stalled_s, cycle.transport.abort)
-                try:
-                    await send({**message, "body": body[start:end], "more_body": end < len(body)})
-                finally:
-                    late.cancel()
+                more = {"body": body[start:end], "more_body": end < len(body)} if len(body) > PIECE_BYTES else {}
+                await (patiently if cycle.flow.write_paused else send)({**message, **more})
 
         await app(scope, receive, in_pieces)
 
@@ -187,6 +207,8 @@ class _Protocol(H11Protocol):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if repr(self.conn.their_state) == "MUST_CLOSE":  # h11 would refuse the whole request for what follows
+            return
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting()

@@ -46,7 +46,8 @@ class Embedding:
 
     async def _all(self) -> list[tuple[Sequence[float], int]]:
         """Of each input the embedding, and its tokens."""
-        free, limit_s, began = asyncio.Semaphore(AT_ONCE), self._body.timeout_s, now()
+        free = asyncio.Semaphore(min(AT_ONCE, self._front.most_at_once))
+        limit_s, began = self._body.timeout_s, now()
 
         async def one(number: int) -> tuple[Sequence[float], int]:
             async with free:

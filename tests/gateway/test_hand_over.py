@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack, nullcontext
 from unittest import mock
 
 import pytest
@@ -13,6 +14,7 @@ from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.stream import Stream
 from gateway.text import TextModel
+from protos.errors import QueueFull
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.tls import Tls
 from protos.v1 import types_pb2
@@ -109,11 +111,8 @@ async def test_a_request_that_runs_on_keeps_no_taker_of_a_client_that_has_gone()
     await at.come(delta(0, 1), delta(1, 2, end=True))
 
 
-@pytest.mark.parametrize("ready", [True, False])
-async def test_a_stream_writes_all_but_its_end_at_once_while_its_client_reads(ready: bool) -> None:
-    at = Taking(lambda batch: False)
-    at.waiting.cancel()
-    stream = Stream(
+def stream_of(at: Taking) -> Stream:
+    return Stream(
         at.feed,
         TextModel(model_info()),
         link=at.link,
@@ -123,6 +122,13 @@ async def test_a_stream_writes_all_but_its_end_at_once_while_its_client_reads(re
         stalled_s=60,
         count_stalled=mock.Mock(),
     )
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_a_stream_writes_all_but_its_end_at_once_while_its_client_reads(ready: bool) -> None:
+    at = Taking(lambda batch: False)
+    at.waiting.cancel()
+    stream = stream_of(at)
     written: list[Chunk] = []
     yielded: list[Chunk] = []
     stream.write_at_once(lambda: ready, written.append)
@@ -141,3 +147,23 @@ async def test_a_stream_writes_all_but_its_end_at_once_while_its_client_reads(re
     assert len(written) == (2 if ready else 0)
     assert stream.answer.tokens == len(tokens)
     assert yielded[-1].final is not None
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_deadline_takes_an_answer_that_has_ended_from_no_client_that_reads_slowly(ended: bool) -> None:
+    at = Taking(lambda batch: False)
+    at.waiting.cancel()
+    stream = stream_of(at)
+    chunks = aiter(stream)
+    coming = asyncio.create_task(at.come(delta(0, 1)))
+    first = await anext(chunks)
+    await coming
+    async with AsyncExitStack() as stack:
+        stack.enter_context(nullcontext() if ended else pytest.raises(QueueFull))
+        await stack.enter_async_context(stream.writing(first))
+        await at.come(delta(1, 2, end=ended))
+        stream._deadline = 0.0  # it passes
+        stream._lose_patience()
+    if ended:
+        assert (await anext(chunks)).final is not None
+    stream.close()

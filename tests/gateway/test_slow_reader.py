@@ -216,7 +216,7 @@ async def test_a_stream_that_nobody_reads_is_cut_though_its_answer_has_ended() -
     """The end lies in the gateway, behind tokens that nobody reads: there is no request to cancel."""
     most, more = 10**6, 5000
     async with (
-        serving(most, max_unread_tokens=most, stalled_s=1.0) as (served, link),
+        serving(most, max_unread_tokens=most, stalled_s=3.0) as (served, link),
         hesitant(served, "slow", most) as call,
     ):
         submit = await link.accept()
@@ -235,7 +235,7 @@ async def test_a_stream_that_nobody_reads_is_cut_though_its_answer_has_ended() -
         await until_stalled(served, 1)
         assert feed.life is Life.ENDED
         assert not feed._batch.tokens
-        with pytest.raises(grpc.aio.AioRpcError, match="nothing was read for 1 s; Resume goes on") as cut:
+        with pytest.raises(grpc.aio.AioRpcError, match="nothing was read for 3 s; Resume goes on") as cut:
             await read_on(aiter(call))
         assert cut.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await until_stalled(served, 0)

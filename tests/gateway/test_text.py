@@ -1,6 +1,7 @@
 """Text to tokens and back: templates, incomplete characters, stop strings."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 import pytest
 from hypothesis import given
@@ -99,14 +100,43 @@ def test_bytes_that_are_no_text_change_nothing_that_was_shown(pieces: list[bytes
     assert "".join(shown) + detokenizer.finish() == text
 
 
+PIECES = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁a": 256, "▁b": 257, "</s>": 258, "▁": 259, "\ufffd": 260}
+NO_TOKEN = 300
+SPACED = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+def sentence_pieces(decoder: list[decoders.Decoder]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(vocab=PIECES, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(decoder)
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer
+
+
+@pytest.mark.parametrize("decoder", [SPACED, [*SPACED, decoders.Strip(" ", 1, 0)], [decoders.Metaspace()]])
+@given(
+    st.lists(
+        st.sampled_from([[256], [257], [259], [260], [258] * 6, [258] * 20, [NO_TOKEN] * 6, [*"é".encode()]]),
+        max_size=12,
+    ),
+    st.integers(1, 9),
+    st.integers(0, 20),
+)
+def test_the_text_is_that_of_all_tokens(
+    decoder: list[decoders.Decoder], parts: list[list[int]], at_once: int, inside: int
+) -> None:
+    """With tokens, too, that are none, and special ones within a character."""
+    tokenizer = sentence_pieces(decoder)
+    first, *rest = "🦊".encode()
+    tokens = [*chain(*parts), first, *[258] * inside, *rest]
+    text = LibraryText(tokenizer)
+    said = "".join(text.add(tokens[start : start + at_once]) for start in range(0, len(tokens), at_once))
+    assert said + text.rest() == tokenizer.decode(tokens)
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 64])
 @pytest.mark.parametrize(("token", "shown"), [("</s>", ""), ("<0xFF>", "\ufffd" * 200), ("<0xE2>", "\ufffd" * 200)])
 def test_tokens_without_text_make_no_later_one_dearer(token: str, shown: str, at_once: int) -> None:
-    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁a": 256, "▁b": 257, "</s>": 258}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens(["</s>"])
-    text = LibraryText(tokenizer)
+    text = LibraryText(sentence_pieces(SPACED))
     decode, most = text._decode, 0
 
     def counted(token_ids: Sequence[int]) -> str:
@@ -115,7 +145,7 @@ def test_tokens_without_text_make_no_later_one_dearer(token: str, shown: str, at
         return decode(token_ids)
 
     text._decode = counted  # type: ignore[method-assign]
-    tokens = [256, *[vocabulary[token]] * 200, *"é".encode(), 257]
+    tokens = [256, *[PIECES[token]] * 200, *"é".encode(), 257]
     said = "".join(text.add(tokens[start : start + at_once]) for start in range(0, len(tokens), at_once))
     assert said + text.rest() == f" a{shown}" + ("é b" if not shown else "\ufffd\ufffd b")
     assert most < 2 * (at_once + 20)

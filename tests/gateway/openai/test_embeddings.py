@@ -49,6 +49,13 @@ async def test_an_input_is_text_or_tokens_or_a_list_of_either(given: object, pro
         assert said["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
+async def test_more_inputs_than_the_gateway_has_places_are_made_one_after_another() -> None:
+    async with door(max_requests=2) as at:
+        task = at.asked(EMBEDDING | {"input": ["fox"] * 5}, PATH)
+        await made(at, 5)
+        assert len((await task).json()["data"]) == 5
+
+
 async def test_the_client_of_openai_reads_both_encodings() -> None:
     async with door() as at, AsyncOpenAI(base_url=f"{at.url}/v1", api_key="none", max_retries=0) as client:
         for encoding in ({}, {"encoding_format": "float"}):

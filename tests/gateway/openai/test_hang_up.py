@@ -73,6 +73,24 @@ async def test_after_bytes_that_came_too_early(early: bytes, apart: bool) -> Non
         assert (await at.link.next("cancel")).request_id == submit.request_id
 
 
+@pytest.mark.parametrize("head", [b"HTTP/1.0\r\n", b"HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"])
+async def test_of_a_connection_for_one_request_what_comes_behind_it_is_left(head: bytes) -> None:
+    body = json.dumps(CHAT).encode()
+    async with door() as at:
+        host, _, port = at.gateway.http.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/chat/completions %bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        submit = await at.link.accept()
+        writer.write(b"\r\n")
+        await writer.drain()
+        await at.http.get("/live")  # by now it was read
+        await at.say(submit, "jumps")
+        answer = await asyncio.wait_for(reader.read(), WAIT_S)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"jumps" in answer
+        writer.close()
+
+
 async def test_every_choice_is_cancelled() -> None:
     async with door() as at:
         task = at.asked(CHAT | {"n": 3, "stream": True})
