@@ -43,7 +43,7 @@ class _Text(TextModel):
         self.name, self.fingerprint = info.name, info.fingerprint
         self.context_tokens, self.vocab_size = info.context_tokens, info.vocab_size
         self.refused: dict[str, str] = {}
-        self._bytes = None
+        self._bytes, self._special = None, frozenset[int]()
         self._tokenizer = _Words()
 
     def encode_prompt(self, prompt: str, *, special: bool = True) -> list[int]:
