@@ -139,24 +139,11 @@ def _with_body(app: ASGIApp, stalled_s: float) -> ASGIApp:
 
         async def patiently(message: Message) -> None:
             """It waits while the transport keeps more than it should: what its client does not read."""
-            transport: asyncio.Transport = cycle.transport
-            left = transport.get_write_buffer_size()
-            late: asyncio.TimerHandle
-
-            def look() -> None:
-                nonlocal left, late
-                read, left = left - transport.get_write_buffer_size(), transport.get_write_buffer_size()
-                if read < PIECE_BYTES:
-                    transport.abort()
-                else:
-                    late = loop.call_later(stalled_s, look)
-
-            loop = asyncio.get_running_loop()
-            late = loop.call_later(stalled_s, look)
+            unread = _Unread(cycle.transport, stalled_s)
             try:
                 await send(message)
             finally:
-                late.cancel()
+                unread.cancel()
 
         async def in_pieces(message: Message) -> None:
             """The transport would keep a whole answer for as long as its client reads nothing."""
@@ -174,6 +161,39 @@ def _with_body(app: ASGIApp, stalled_s: float) -> ASGIApp:
     return call
 
 
+class _Unread:
+    """Cuts off a client that takes longer than `stalled_s` for PIECE_BYTES of what is kept for it."""
+
+    def __init__(self, transport: Any, stalled_s: float, *, until: Callable[[], bool] = lambda: False) -> None:
+        """`until`: whether others see to it by now."""
+        self._transport, self._stalled_s, self._until = transport, stalled_s, until
+        self._kept = _kept(transport)
+        self._timer = asyncio.get_running_loop().call_later(stalled_s, self._look)
+
+    def _look(self) -> None:
+        before, self._kept = self._kept, _kept(self._transport)
+        if not self._kept or self._until():
+            return
+        if before - self._kept < PIECE_BYTES:
+            self._transport.abort()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(self._stalled_s, self._look)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+
+def _kept(transport: Any) -> int:
+    """Bytes for which the kernel has no room yet. Of TLS, asyncio does not count those that are encrypted and on their
+    way: they are kept one transport below, which takes no others until it has sent nearly all of them."""
+    if not hasattr(transport, "_ssl_protocol"):
+        return int(transport.get_write_buffer_size())
+    if (tls := transport._ssl_protocol) is None:  # closed twice
+        return 0
+    below = tls._transport.get_write_buffer_size() if tls._transport else 0
+    return int(transport.get_write_buffer_size() + below)
+
+
 class _Protocol(H11Protocol):
     """Closes a connection over which no request begins, one too many, and one whose client does not read the end of an
     answer. uvicorn itself waits for ever for the first request, for the rest of one that has begun to come, for the
@@ -182,7 +202,7 @@ class _Protocol(H11Protocol):
     def __init__(self, config: uvicorn.Config, state: ServerState, unreadable: bytes, stalled_s: float) -> None:
         super().__init__(config, state, app_state={})
         self._unreadable, self._stalled_s = unreadable, stalled_s
-        self._unread: asyncio.TimerHandle | None = None
+        self._unread: _Unread | None = None
         self._context = copy_context()
 
     def handle_events(self) -> None:
@@ -202,6 +222,7 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(PIECE_BYTES)  # for TLS, too: asyncio would keep eight times as much there
         self._patience: asyncio.TimerHandle | None = self.loop.call_later(SILENT_S, transport.close)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
@@ -223,14 +244,12 @@ class _Protocol(H11Protocol):
     def on_response_complete(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
-        if self.transport.get_write_buffer_size():
-            self._unread = self.loop.call_later(self._stalled_s, self._leave_unread)
+        if _kept(self.transport):
+            self._unread = _Unread(self.transport, self._stalled_s, until=self._asked_again)
         super().on_response_complete()
 
-    def _leave_unread(self) -> None:
-        """Unless its client has read on, and asked again."""
-        if self.cycle.response_complete and self.transport.get_write_buffer_size():
-            self.transport.abort()
+    def _asked_again(self) -> bool:
+        return not self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()

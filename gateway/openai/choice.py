@@ -75,6 +75,7 @@ class Choice:
         self._called = False  # the name of the function is said
         self._role = {"role": "assistant"}  # goes with the first event
         self._logprobs: dict[str, Any] | None = None
+        self._silent = False  # all tokens so far were special ones, or none
         self._for_completion = logprobs.ForCompletion(of, had)
 
     def tell_prompt(self, chunk: Chunk) -> None:
@@ -184,9 +185,11 @@ class Choice:
         before, self._before = self._before, None
         if not chunk.logprobs:
             return before
+        first = self._silent or chunk.offset == 0
+        self._silent = first and not any(map(self._of.adds, chunk.token_ids))
         if self._chat:
-            return logprobs.for_chat(chunk.token_ids, chunk.logprobs, self._of, chunk.offset)
-        said = self._for_completion(chunk.token_ids, chunk.logprobs, chunk.offset)
+            return logprobs.for_chat(chunk.token_ids, chunk.logprobs, self._of, first)
+        said = self._for_completion(chunk.token_ids, chunk.logprobs, first)
         return {name: values + said[name] for name, values in before.items()} if before else said
 
     def _keep(self, said: dict[str, Any] | None) -> None:

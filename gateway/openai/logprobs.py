@@ -10,15 +10,15 @@ from protos.v1.types_pb2 import Logprob
 LEAST = -9999.0  # JSON has no infinity; vLLM writes this, too
 
 
-def for_chat(tokens: Sequence[int], logprobs: Sequence[Logprob], of: TokenBytes, start: int) -> dict[str, Any]:
-    """One entry a token. `start`: output tokens before these. The `bytes` of all entries, joined, are the text, but
-    where a stop string cut it: its tokens are told, too."""
+def for_chat(tokens: Sequence[int], logprobs: Sequence[Logprob], of: TokenBytes, first: bool) -> dict[str, Any]:
+    """One entry a token. `first`: nothing was added to the text before these. The `bytes` of all entries, joined, are
+    the text, but where a stop string cut it: its tokens are told, too."""
     content = []
-    for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
-        first = start + i == 0
+    for token, logprob in zip(tokens, logprobs, strict=True):
         top = zip(logprob.top_tokens, logprob.top_logprobs, strict=True)
         entry = _entry(of.shown(token, first), logprob.logprob) | {"bytes": list(of.adds(token, first=first))}
         content.append(entry | {"top_logprobs": [_entry(of.shown(other, first), value) for other, value in top]})
+        first = first and not of.adds(token)
     return {"content": content, "refusal": None}
 
 
@@ -44,13 +44,14 @@ class ForCompletion:
             first = first and not self._of.adds(token)
         return said
 
-    def __call__(self, tokens: Sequence[int], logprobs: Sequence[Logprob], start: int) -> dict[str, Any]:
-        """Among the likeliest tokens of a position is the chosen one, too, wherever it stands. `start`: output tokens
-        before these."""
+    def __call__(self, tokens: Sequence[int], logprobs: Sequence[Logprob], first: bool) -> dict[str, Any]:
+        """Among the likeliest tokens of a position is the chosen one, too, wherever it stands. `first`: nothing was
+        added to the text before these."""
         self._characters, self._had = self._characters + sum(map(len, self._had)), ()
         said = _nothing()
-        for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
-            self._say(said, token, logprob, start + i == 0)
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            self._say(said, token, logprob, first)
+            first = first and not self._of.adds(token)
         return said
 
     def _say(self, said: dict[str, list[Any]], token: int, logprob: Logprob | None, first: bool) -> None:

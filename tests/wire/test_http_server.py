@@ -3,14 +3,18 @@
 import asyncio
 import random
 import socket
+import ssl
+from pathlib import Path
 
 import httpx2
 import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from laps_sd.authority import make_certs
 from protos import http_server
 from protos.http_server import HttpServer
+from protos.tls import Files
 from tests.waiting import WAIT_S, until
 
 ANSWER = random.Random(0).randbytes(64 << 20)  # more than the kernel takes for a client that does not read
@@ -52,4 +56,58 @@ async def test_a_client_that_reads_gets_the_whole_answer() -> None:
         for _ in range(2):  # over one connection
             assert (await client.get("/")).content == ANSWER
         assert (await client.head("/")).headers["content-length"] == str(len(ANSWER))
+    await server.stop(0)
+
+
+async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": ANSWER[: 1 << 20], "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.mark.parametrize("pause_s", [0.005, WAIT_S], ids=["slowly", "nothing"])
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_client_has_the_end_of_a_stream_as_long_as_it_reads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tls: bool, pause_s: float
+) -> None:
+    """With TLS most of it lies where the server's transport does not count it."""
+    stalled_s = 0.5
+    monkeypatch.setattr(http_server, "PIECE_BYTES", 1024)
+    context = None
+    if tls:
+        make_certs(tmp_path)
+        own = tmp_path / "gateway"
+        context = Files(None, own / "tls.crt", own / "tls.key").ssl_contexts(mutual=False)
+    server = HttpServer(stream, "127.0.0.1", 0, tls_context=context, stalled_s=stalled_s)
+    server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+    await server.start()
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    plain.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(plain, ("127.0.0.1", server.port))
+    trusting = None
+    if tls:
+        trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection(
+        sock=plain, ssl=trusting, server_hostname="localhost" if tls else None, limit=1024
+    )
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    began, said = loop.time(), await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)
+    if pause_s < stalled_s:
+        while not said.endswith(b"\r\n0\r\n\r\n"):
+            more = await asyncio.wait_for(reader.read(4096), WAIT_S)
+            assert more, len(said)
+            said += more
+            await asyncio.sleep(pause_s)
+        assert loop.time() - began > 2 * stalled_s
+        assert len(said) > 1 << 20
+    else:
+
+        async def gone() -> bool:
+            return not server._state.connections
+
+        await until(gone)
+    writer.transport.abort()
     await server.stop(0)

@@ -264,15 +264,15 @@ async def test_log_probabilities_of_a_resumed_answer_are_those_of_the_whole_one(
 def test_where_a_tokenizer_drops_the_first_space_the_likeliest_tokens_have_none_either() -> None:
     of, entry = TokenBytes(sentencepiece(LIKE_LLAMA)), types_pb2.Logprob(logprob=-1)
     entry.top_tokens[:], entry.top_logprobs[:] = [256, 257], [-1, -2]
-    said = ForCompletion(of)([256, 256], [entry, entry], 0)
+    said = ForCompletion(of)([256, 256], [entry, entry], True)
     assert said["tokens"] == ["the", " the"]
     assert said["top_logprobs"] == [{"the": -1, "fox": -2}, {" the": -1, " fox": -2}]
-    content = for_chat([256, 256], [entry, entry], of, 0)["content"]
+    content = for_chat([256, 256], [entry, entry], of, True)["content"]
     assert [[top["token"] for top in each["top_logprobs"]] for each in content] == [["the", "fox"], [" the", " fox"]]
     assert [each["top_logprobs"][0]["bytes"] == each["bytes"] for each in content] == [True, True]
 
 
 def test_behind_its_first_token_a_resumed_answer_keeps_its_spaces() -> None:
     of, entry = TokenBytes(sentencepiece(LIKE_LLAMA)), types_pb2.Logprob(logprob=-1)
-    said = ForCompletion(of, ["the"])([257], [entry], 1)
+    said = ForCompletion(of, ["the"])([257], [entry], False)
     assert (said["tokens"], said["text_offset"]) == ([" fox"], [3])

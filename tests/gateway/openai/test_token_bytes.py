@@ -1,11 +1,18 @@
 """The bytes of an output's tokens, joined, are its text, whatever kind of tokenizer made it."""
 
+from itertools import accumulate
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from gateway.chunk import Chunk
+from gateway.metrics import Metrics
+from gateway.openai.choice import Choice
 from gateway.openai.token_bytes import TokenBytes
+from protos.v1 import types_pb2
 from tests.gateway.harness import TOKENIZER, ids
 
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
@@ -45,3 +52,24 @@ def test_of_bytes_that_stand_for_themselves() -> None:
 def test_a_special_token_adds_nothing_and_has_a_name() -> None:
     of, eos = TokenBytes(TOKENIZER), TOKENIZER.token_to_id("<eos>")
     assert (of.adds(eos), of.of(eos), of.of(10**6)) == (b"", b"<eos>", b"")
+
+
+@pytest.mark.parametrize("pieces", [[4], [1, 3], [2, 2], [1, 1, 1, 1]])
+@pytest.mark.parametrize("chat", [True, False])
+def test_the_first_space_is_dropped_behind_special_tokens_too(chat: bool, pieces: list[int]) -> None:
+    tokenizer = sentencepiece(LIKE_LLAMA)
+    tokenizer.add_special_tokens(["</s>"])  # 259
+    choice = Choice(0, "r", figures=Metrics().answer(), chat=chat, of=TokenBytes(tokenizer))
+    tokens, entry, said = [259, 259, 256, 257], types_pb2.Logprob(logprob=-1), list[dict[str, Any]]()
+    for start, many in zip(accumulate(pieces, initial=0), pieces, strict=False):
+        told = choice._said_logprobs(
+            Chunk(offset=start, token_ids=tokens[start : start + many], logprobs=[entry] * many)
+        )
+        assert told is not None
+        said.append(told)
+    if chat:
+        added = bytes(byte for each in said for token in each["content"] for byte in token["bytes"])
+        assert added == b"the fox"
+    else:
+        assert [offset for each in said for offset in each["text_offset"]] == [0, 0, 0, 3]
+        assert [name for each in said for name in each["tokens"]] == ["</s>", "</s>", "the", " fox"]
