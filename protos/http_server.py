@@ -208,8 +208,8 @@ class _Protocol(H11Protocol):
     def handle_events(self) -> None:
         # asyncio lends a request's context to the next one of the connection (cpython issue 140947).
         self._context.copy().run(super().handle_events)
-        # What comes behind a whole request waits for its answer. uvicorn reads no more then, not even that the client
-        # hangs up.
+        # Bytes behind a whole request wait for its answer. uvicorn stops reading then, so that it would not see the
+        # client hang up either.
         whole = self.cycle is not None and not self.cycle.more_body
         if self.flow.read_paused and whole and len(self.conn.trailing_data[0]) <= EARLY_BYTES:
             self.flow.resume_reading()

@@ -1,4 +1,5 @@
-"""A simulation for who looks at each round, as the lean loop does not: every one is reported and planned."""
+"""A simulation in which every round is reported and planned, for callers that look at each. The lean loop passes over
+rounds that change nothing. No policy and no clock of its own lives here."""
 
 from scheduler_service.sim.simulator import Simulation
 

@@ -128,7 +128,8 @@ class ScriptedWorker(Peer):
 
 
 class ScriptedGateway(Peer):
-    """What it has is what it was sent up to the message that was read last. `heard_all` and `ended` read on."""
+    """A gateway that reads only when asked: its fields tell what it was sent up to the message that it read last.
+    `heard_all` and `ended` read on."""
 
     def __init__(self, target: str, metadata: Metadata = version.METADATA) -> None:
         super().__init__(target, gateway_link_pb2_grpc.GatewayLinkStub, "Link", metadata)

@@ -9,7 +9,6 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.openai import sse
 from protos.v1 import types_pb2
 from tests.gateway.harness import WAIT_S, ending, ids
 from tests.gateway.openai.harness import Door, door, logprobs
@@ -90,9 +89,8 @@ async def test_the_streaming_helper_takes_choices_whichever_speaks_first() -> No
 
 
 @pytest.mark.parametrize("on_disconnect", ["cancel", "detach"])
-async def test_a_comment_while_nothing_comes_is_no_event(monkeypatch: pytest.MonkeyPatch, on_disconnect: str) -> None:
+async def test_a_comment_while_nothing_comes_is_no_event(commented: asyncio.Event, on_disconnect: str) -> None:
     """Behind an id this client takes each empty line for the end of an event."""
-    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
     first, *rest = ids("the quick")
     async with asking() as (at, client):
         asked = client.chat.completions.create(
@@ -103,7 +101,8 @@ async def test_a_comment_while_nothing_comes_is_no_event(monkeypatch: pytest.Mon
         await at.link.delta(submit, 0, [first])
         stream = await asyncio.wait_for(asking_for_it, WAIT_S)
         text = (await anext(stream)).choices[0].delta.content or ""
-        await asyncio.sleep(0.1)
+        commented.clear()
+        await asyncio.wait_for(commented.wait(), WAIT_S)
         await at.link.delta(submit, 1, rest, ending=ending())
         async with asyncio.timeout(WAIT_S):
             async for chunk in stream:

@@ -270,7 +270,7 @@ async def test_answers_to_one_body_are_bounded() -> None:
     ("body", "param"), [(CHAT | {"n": 3}, "n"), (COMPLETION | {"prompt": ["a", "b", "c"]}, "prompt")]
 )
 async def test_more_answers_than_the_gateway_ever_makes_at_a_time_are_refused(body: dict[str, Any], param: str) -> None:
-    """Who was told to come back would be told so for ever."""
+    """A 429 would be the answer to every later try, too."""
     async with door(max_requests=2) as at:
         error = await at.refused(body, "/v1/completions" if "prompt" in body else "/v1/chat/completions")
         assert (error["status"], error["param"]) == (400, param)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gateway.openai import sse
 from protos.v1 import types_pb2
 from tests.gateway.harness import WAIT_S, ending, ids
 from tests.gateway.openai.harness import CHAT, door
@@ -89,11 +88,8 @@ async def test_a_late_error_is_an_event() -> None:
         assert (last.type, last.code, last.message) == ("error", "internal_error", "it broke")
 
 
-async def test_an_error_of_a_request_that_waited_is_an_event_for_the_streaming_helper(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_error_of_a_request_that_waited_is_an_event_for_the_streaming_helper(commented: asyncio.Event) -> None:
     """A comment has begun the answer, of which there is nothing else."""
-    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
     async with asking() as (at, client):
 
         async def read() -> list[Any]:
@@ -102,7 +98,7 @@ async def test_an_error_of_a_request_that_waited_is_an_event_for_the_streaming_h
 
         task = asyncio.create_task(read())
         submit = await at.link.accept()
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(commented.wait(), WAIT_S)
         await at.link.delta(submit, 0, ending=ending(types_pb2.FINISH_REASON_DEADLINE))
         said = await asyncio.wait_for(task, WAIT_S)
         assert [event.type for event in said] == ["response.created", "response.in_progress", "error"]
