@@ -218,14 +218,25 @@ def test_copies_on_the_host_take_no_more_memory_than_those_that_stay(monkeypatch
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 7, 8, 19])
+@pytest.mark.parametrize("inputs", [130, 160])  # tiles take 32 at a time, vectors 2
+@pytest.mark.parametrize("rows", [1, 7, 8, 19, 32, 77])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_a_packed_product_is_the_plain_one(dtype: torch.dtype, rows: int, bias: bool) -> None:
+def test_a_packed_product_is_the_plain_one(dtype: torch.dtype, rows: int, inputs: int, bias: bool) -> None:
     torch.manual_seed(0)
-    plain = torch.nn.Linear(130, 75, bias=bias).to(dtype)  # neither is a multiple of what the kernel takes at a time
-    x = torch.randn(rows, 130).to(dtype)
+    plain = torch.nn.Linear(inputs, 75, bias=bias).to(dtype)  # 75: not of whole panels
+    x = torch.randn(rows, inputs).to(dtype)
     expected = torch.nn.functional.linear(x.float(), plain.weight.float(), plain.bias.float() if bias else None)
     torch.testing.assert_close(PackedLinear(plain)(x), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("inputs", [130, 160])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_product_does_not_depend_on_the_other_rows(dtype: torch.dtype, inputs: int) -> None:
+    torch.manual_seed(0)
+    linear, x = PackedLinear(torch.nn.Linear(inputs, 75).to(dtype)), torch.randn(77, inputs).to(dtype)
+    alone = torch.cat([linear(row[None]) for row in x])
+    for rows in (2, 9, 16, 17, 32, 33, 64, 77):
+        assert torch.equal(linear(x[:rows]), alone[:rows])
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,16 @@ class Kind:
 
 _V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
 _V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
+_BF16 = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 # By the machine's architecture, the best first. On arm64 the compiler's own vectors are all that the kernels use.
 KINDS = {
     "x86_64": (
-        Kind("x86-64-v4-bf16", ("-march=x86-64-v4", "-mavx512bf16"), _V4 | {"avx512_bf16"}),
+        Kind(
+            "x86-64-v4-amx",
+            (*_BF16, "-mamx-tile", "-mamx-bf16"),
+            _V4 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"},
+        ),
+        Kind("x86-64-v4-bf16", _BF16, _V4 | {"avx512_bf16", "avx512_vnni"}),
         Kind("x86-64-v4", ("-march=x86-64-v4",), _V4),
         Kind("x86-64-v3", ("-march=x86-64-v3",), _V3),
     ),

@@ -18,7 +18,6 @@ struct Matrix {
 
 namespace {
 
-constexpr int PANEL = 32;
 constexpr int GRAIN = 16;  // each group is some grains
 
 // Activations as 16-bit numbers: finer than bfloat16, multiplied by integers without rounding, and summed likewise.

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "few_bits.h"
+#include "tiles.h"
 
 namespace {
 
-// Whole weights [n][k] are packed in panels of 32 outputs: [n / 32][k / STEP][32][STEP].
 constexpr int MOST_ROWS = REGISTERS == 16 ? 6 : 8;  // at a time: each weight is read once for all of them
 constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
 
@@ -46,10 +46,18 @@ void few_bits(const BFloat16*, const Fixed& a, const Matrix& weight, int p, int 
         for (int v = 0; v < VECTORS; v++) sum[r][v] = fused(sum[r][v], product[r][v], broadcast(a.scales[r]));
 }
 
+// What a product is added to: `stride` floats from one row to the next. Nothing: zeros.
+struct Start {
+    const float* at;
+    int stride;
+
+    Floats operator()(int row, int column) const { return at ? load(at + int64_t(row) * stride + column) : Floats{}; }
+};
+
 // Rows first..first + ROWS times panel `p` of `weight`, as many of its columns at a time as registers hold.
 template <int ROWS, typename T>
-void rows_times_panel(const T* a, const Fixed& fixed, int first, const Matrix& weight, int p, const float* bias,
-                      float* out, int n, int k, bool add) {
+void rows_times_panel(const T* a, const Fixed& fixed, int first, const Matrix& weight, int p, const Start& start,
+                      float* out, int n, int k) {
     constexpr int VECTORS = at_once(ROWS, PANEL / LANES), COLUMNS = VECTORS * LANES;
     a += int64_t(first) * k;
     out += int64_t(first) * n;
@@ -57,10 +65,7 @@ void rows_times_panel(const T* a, const Fixed& fixed, int first, const Matrix& w
     for (int c = 0; c < PANEL; c += COLUMNS, out += COLUMNS) {
         Floats sum[ROWS][VECTORS];
         for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECTORS; v++) {
-                sum[r][v] = add ? load(out + int64_t(r) * n + v * LANES) : Floats{};
-                if (bias) sum[r][v] += load(bias + c + v * LANES);
-            }
+            for (int v = 0; v < VECTORS; v++) sum[r][v] = start(first + r, c + v * LANES);
         if (weight.bits == 8)
             few_bits<8>(a, own, weight, p, c, k, sum);
         else if (weight.bits == 4)
@@ -72,7 +77,7 @@ void rows_times_panel(const T* a, const Fixed& fixed, int first, const Matrix& w
     }
 }
 
-// out[rows][n] = a[rows][k] * weights^T + bias, or that added to `out`. The weights' rows are those of all `parts`
+// out[rows][n] = a[rows][k] * weights^T + bias, or the product added to `out`. The weights' rows are those of all `parts`
 // together: n of each is a multiple of PANEL, k of 2; if they are of few bits, k of their group.
 template <typename T>
 void linear(Barrier& barrier, const T* a, const Matrix* parts, int count, const float* bias, float* out, int rows, int k,
@@ -86,14 +91,22 @@ void linear(Barrier& barrier, const T* a, const Matrix* parts, int count, const 
             fix(a + int64_t(r) * k, k, fixed.numbers + int64_t(r) * k, fixed.scales + r, fixed.sums + int64_t(r) * k / GRAIN);
         barrier.wait();
     }
+    TileRegisters registers;
 #pragma omp for schedule(dynamic) nowait
     for (int p = 0; p < n / PANEL; p++) {
         const Matrix* part = parts;
         int own = p;
         for (; own >= part->n / PANEL; part++) own -= part->n / PANEL;
+        float* to = out + p * PANEL;
+        const Start start = add ? Start{to, n} : Start{bias ? bias + p * PANEL : nullptr, 0};
+        if constexpr (std::is_same_v<T, BFloat16>)
+            if (has_tiles && !part->bits && k % TILE_STEP == 0) {  // else: for no number of rows, or sums would differ
+                registers.multiply(a, (const T*)part->numbers + int64_t(own) * PANEL * k, start.at, start.stride, to, n,
+                                   rows, k);
+                continue;
+            }
         in_groups<MOST_ROWS>(rows, [&](int first, auto number) {
-            rows_times_panel<number>(a, fixed, first, *part, own, bias ? bias + p * PANEL : nullptr, out + p * PANEL, n,
-                                     k, add);
+            rows_times_panel<number>(a, fixed, first, *part, own, start, to, n, k);
         });
     }
     barrier.wait();

@@ -18,6 +18,7 @@ constexpr int at_once(int rows, int most) {
 }
 
 constexpr int CACHE_LINE = 64;  // bytes
+constexpr int PANEL = 32;       // outputs whose weights lie together: [k / STEP][PANEL][STEP]
 
 // sum + a * b, rounded once. A compiler that is free to fuse them may do so for some numbers of rows and not for others.
 Floats fused(Floats sum, Floats a, Floats b) {
