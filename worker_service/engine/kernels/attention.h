@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "products.h"
+#include "tiles.h"
 
 extern "C" {
 
@@ -24,7 +24,10 @@ namespace {
 
 // out[rows][width] += a[rows][k] * b[k][width]; width is a multiple of LANES, `a_stride` what lies between rows of a.
 template <typename T>
-void multiply(const T* a, int a_stride, const T* b, float* out, int rows, int k, int width, int64_t ahead) {
+void multiply(TileRegisters& registers, const T* a, int a_stride, const T* b, float* out, int rows, int k, int width,
+              int64_t ahead) {
+    if (tiled<T>(a_stride, width))
+        return registers.multiply(a, a_stride, b, width * STEP<T>, out, width, out, width, rows, k, width, ahead);
     in_groups<5>(rows, [&](int first, auto n) {
         const auto columns = [&](auto& sum, int c) {
             float* to = out + first * width + c;
@@ -102,10 +105,16 @@ struct Scratch {  // of one thread; grows to the largest tile
     std::vector<Seen> seen;
 };
 
+// Of how many tokens values are multiplied at a time.
+template <typename T>
+int value_step(const Shape& shape) {
+    return tiled<T>(shape.block_tokens, shape.dim) ? TILE_STEP : STEP<T>;
+}
+
 // One tile of queries of one key-value head over all blocks that it sees.
 template <typename T>
 void attend(const Shape& shape, const QueryRange& range, const int32_t* table, int kv_head, int first, const T* query,
-            const T* keys, const T* values, T* out, const Options& options, Scratch<T>& scratch) {
+            const T* keys, const T* values, T* out, const Options& options, Scratch<T>& scratch, TileRegisters& registers) {
     const int group = shape.heads / shape.kv_heads, dim = shape.dim, block_tokens = shape.block_tokens;
     const int window = options.window;
     const float scale = options.softcap ? 1 : options.scale;  // a cap has scaled them
@@ -130,7 +139,7 @@ void attend(const Shape& shape, const QueryRange& range, const int32_t* table, i
     for (int block = low / block_tokens; block * block_tokens < high; block++) {
         const int64_t at = start(block), ahead = (block + 1) * block_tokens < high ? start(block + 1) - at : 0;
         std::fill_n(score, scores, 0.0f);
-        multiply(q, dim, keys + at, score, rows, dim, block_tokens, ahead);
+        multiply(registers, q, dim, keys + at, score, rows, dim, block_tokens, ahead);
         if (options.softcap) cap(score, scores, options);
         for (int r = 0; r < rows; r++) {
             const int own = range.start + first + r / group - block * block_tokens;  // of the row's token, from here
@@ -139,9 +148,9 @@ void attend(const Shape& shape, const QueryRange& range, const int32_t* table, i
             if (shrink != 1)
                 for (int d = 0; d < dim; d += LANES) store(sum + r * dim + d, load(sum + r * dim + d) * shrink);
         }
-        // Beyond `high` there may be anything, but for the other half of a step.
-        const int filled = std::min(block_tokens, high - block * block_tokens);
-        multiply(weight, block_tokens, values + at, sum, rows, filled + filled % STEP<T>, dim, ahead);
+        // Beyond `high` there may be anything, but for the other tokens of a step.
+        const int filled = std::min(block_tokens, high - block * block_tokens), step = value_step<T>(shape);
+        multiply(registers, weight, block_tokens, values + at, sum, rows, (filled + step - 1) / step * step, dim, ahead);
     }
     for (int r = 0; r < rows; r++) {
         const float mass = total(scratch.seen[r].mass);
@@ -168,15 +177,14 @@ struct Pass {
 
 // Writes key and value of one head, for the token at place `inside` of its block.
 template <typename T>
-void write(const T* key, const T* value, T* keys, T* values, int inside, int dim, int block_tokens) {
+void write(const T* key, const T* value, T* keys, T* values, int inside, const Shape& shape) {
     constexpr int S = STEP<T>;
-    for (int d = 0; d < dim; d++) keys[(d / S * block_tokens + inside) * S + d % S] = key[d];
+    const int dim = shape.dim, step = value_step<T>(shape);
+    for (int d = 0; d < dim; d++) keys[(d / S * shape.block_tokens + inside) * S + d % S] = key[d];
+    // The other tokens of the step will be multiplied by weights of 0, so they must be finite.
+    if (inside % step == 0) std::fill_n(values + inside * dim, step * dim, T{});
     T* row = values + inside / S * dim * S;
     for (int d = 0; d < dim; d++) row[d * S + inside % S] = value[d];
-    // The other half of the step will be multiplied by a weight of 0, so it must be finite.
-    if (inside % S == 0)
-        for (int d = 0; d < dim; d++)
-            for (int other = 1; other < S; other++) row[d * S + other] = T{};
 }
 
 // To be called within a parallel region; it ends with a barrier.
@@ -195,17 +203,18 @@ void attention(Barrier& barrier, const Pass& pass, const T* query, const T* key,
             const int64_t block = pass.tables[range.table + position / block_tokens];
             const int64_t from = (int64_t(range.begin + i) * shape.kv_heads + head) * dim;
             const int64_t at = (block * shape.kv_heads + head) * block_tokens * dim;
-            write(key + from, value + from, keys + at, values + at, inside, dim, block_tokens);
+            write(key + from, value + from, keys + at, values + at, inside, shape);
         }
     }
     barrier.wait();
     static thread_local Scratch<T> scratch;
+    TileRegisters registers;
 #pragma omp for schedule(dynamic) nowait
     for (int task = 0; task < int(pass.tiles.size()) * shape.kv_heads; task++) {
         const auto [s, first] = pass.tiles[task / shape.kv_heads];
         const QueryRange& range = pass.ranges[s];
         attend(shape, range, pass.tables + range.table, task % shape.kv_heads, first, query, keys, values, out,
-               pass.options, scratch);
+               pass.options, scratch, registers);
     }
     barrier.wait();
 }

@@ -99,12 +99,12 @@ void linear(Barrier& barrier, const T* a, const Matrix* parts, int count, const 
         for (; own >= part->n / PANEL; part++) own -= part->n / PANEL;
         float* to = out + p * PANEL;
         const Start start = add ? Start{to, n} : Start{bias ? bias + p * PANEL : nullptr, 0};
-        if constexpr (std::is_same_v<T, BFloat16>)
-            if (has_tiles && !part->bits && k % TILE_STEP == 0) {  // else: for no number of rows, or sums would differ
-                registers.multiply(a, (const T*)part->numbers + int64_t(own) * PANEL * k, start.at, start.stride, to, n,
-                                   rows, k);
-                continue;
-            }
+        if (!part->bits && tiled<T>(k, PANEL)) {
+            constexpr int LINE = PANEL * STEP<T>;
+            registers.multiply(a, k, (const T*)part->numbers + int64_t(own) * PANEL * k, LINE, start.at, start.stride, to, n,
+                               rows, k, PANEL, int64_t(TILE_ROWS) * LINE);
+            continue;
+        }
         in_groups<MOST_ROWS>(rows, [&](int first, auto number) {
             rows_times_panel<number>(a, fixed, first, *part, own, start, to, n, k);
         });

@@ -27,17 +27,23 @@ class TileRegisters {
         if (shaped_for) _tile_release();
     }
 
-    // out[rows][PANEL] = start + a[rows][k] * panel. `start` has `start_stride` floats from one row to the next, and may
-    // be `out`; null: zeros. `out` has `stride` floats from one row to the next.
-    void multiply(const BFloat16* a, const BFloat16* panel, const float* start, int start_stride, float* out, int stride,
-                  int rows, int k) {
-        for (int n; rows > 0; rows -= n, a += int64_t(n) * k, out += int64_t(n) * stride) {
+    // out[rows][width] = start + a[rows][k] * b[k][width]. Of a row of `a`, `start` and `out` to the next it is so many
+    // numbers as their strides say; `start` may be `out`, or null: zeros. b lies in steps, [k / STEP][...][STEP], with
+    // `b_stride` numbers from one to the next. What lies `ahead` numbers further will be wanted soon.
+    void multiply(const BFloat16* a, int a_stride, const BFloat16* b, int b_stride, const float* start, int start_stride,
+                  float* out, int out_stride, int rows, int k, int width, int64_t ahead) {
+        for (int n; rows > 0; rows -= n, ahead = 0) {
             n = std::min(rows, 2 * TILE_ROWS);
             shape(n);
-            (n > TILE_ROWS ? in_height<2> : in_height<1>)(a, panel, start, start_stride, out, stride, k);
+            const auto columns = n > TILE_ROWS ? in_height<2> : in_height<1>;
+            for (int c = 0; c < width; c += 2 * TILE_ROWS)
+                columns(a, a_stride, b + c * STEP<BFloat16>, b_stride, start ? start + c : nullptr, start_stride, out + c,
+                        out_stride, k, ahead);
+            a += int64_t(n) * a_stride, out += int64_t(n) * out_stride;
             if (start) start += int64_t(n) * start_stride;
         }
     }
+    void multiply(...) {}  // of other numbers: never called
 
    private:
     int shaped_for = 0;  // rows
@@ -56,17 +62,18 @@ class TileRegisters {
         _tile_loadconfig(&shape);
     }
 
-    // HEIGHT tiles of rows, and the two of outputs that a panel has.
+    // HEIGHT tiles of rows, and two of columns.
     template <int HEIGHT>
-    static void in_height(const BFloat16* a, const BFloat16* panel, const float* start, int start_stride, float* out,
-                          int stride, int k) {
-        constexpr int LINE = STEP<BFloat16> * PANEL, NEXT = TILE_ROWS * LINE;  // numbers of a panel for a step, for a tile's
-        const int64_t from = start_stride * sizeof(float), to = stride * sizeof(float), width = k * sizeof(BFloat16);
-        const float *low_start = start, *high_start = start + int64_t(TILE_ROWS) * start_stride;
-        float* high_out = out + int64_t(TILE_ROWS) * stride;
+    static void in_height(const BFloat16* a, int a_stride, const BFloat16* b, int b_stride, const float* start,
+                          int start_stride, float* out, int out_stride, int k, int64_t ahead) {
+        constexpr int HALF = TILE_ROWS * STEP<BFloat16>;  // numbers of a step for one tile: a cache line
+        const int64_t from = 4 * int64_t(start_stride), to = 4 * int64_t(out_stride);  // in bytes
+        const int64_t a_bytes = 2 * int64_t(a_stride), b_bytes = 2 * int64_t(b_stride);
+        const float* high_start = start + int64_t(TILE_ROWS) * start_stride;
+        float* high_out = out + int64_t(TILE_ROWS) * out_stride;
         if (start) {
-            _tile_loadd(0, low_start, from);
-            _tile_loadd(1, low_start + TILE_ROWS, from);
+            _tile_loadd(0, start, from);
+            _tile_loadd(1, start + TILE_ROWS, from);
             if (HEIGHT == 2) {
                 _tile_loadd(2, high_start, from);
                 _tile_loadd(3, high_start + TILE_ROWS, from);
@@ -77,15 +84,18 @@ class TileRegisters {
             _tile_zero(2);
             _tile_zero(3);
         }
-        for (int i = 0; i < k; i += TILE_STEP, panel += NEXT) {
-            for (int line = 0; line < NEXT; line += CACHE_LINE / sizeof(BFloat16)) __builtin_prefetch(panel + NEXT + line, 0, 2);
-            _tile_loadd(6, panel, LINE * sizeof(BFloat16));
-            _tile_loadd(7, panel + LINE / 2, LINE * sizeof(BFloat16));
-            _tile_loadd(4, a + i, width);
+        for (int i = 0; i < k; i += TILE_STEP, b += TILE_ROWS * b_stride) {
+            for (int line = 0; ahead && line < TILE_ROWS; line++) {
+                __builtin_prefetch(b + ahead + line * b_stride, 0, 2);
+                __builtin_prefetch(b + ahead + line * b_stride + HALF, 0, 2);
+            }
+            _tile_loadd(6, b, b_bytes);
+            _tile_loadd(7, b + HALF, b_bytes);
+            _tile_loadd(4, a + i, a_bytes);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
             if (HEIGHT == 2) {
-                _tile_loadd(5, a + int64_t(TILE_ROWS) * k + i, width);
+                _tile_loadd(5, a + int64_t(TILE_ROWS) * a_stride + i, a_bytes);
                 _tile_dpbf16ps(2, 5, 6);
                 _tile_dpbf16ps(3, 5, 7);
             }
@@ -104,5 +114,12 @@ struct TileRegisters {
     void multiply(...) {}
 };
 #endif
+
+// Whether products of so many numbers a sum, for so many columns, are taken in tiles: for any number of rows or for none,
+// or sums would differ.
+template <typename T>
+bool tiled(int k, int width) {
+    return std::is_same_v<T, BFloat16> && has_tiles && k % TILE_STEP == 0 && width % PANEL == 0;
+}
 
 }  // namespace
