@@ -20,10 +20,20 @@ _CORPUS = [
 
 
 def make_tiny_model(
-    folder: Path, *, context_tokens: int = 1024, seed: int = 0, layers: int = 2, tied: bool = True, shard: str = "5GB"
+    folder: Path,
+    *,
+    context_tokens: int = 1024,
+    seed: int = 0,
+    layers: int = 2,
+    heads: int = 4,
+    tied: bool = True,
+    shard: str = "5GB",
 ) -> Path:
     """Save config, safetensors and tokenizer (byte-level BPE, some 400 tokens, chat template, eos) into `folder`.
-    `tied`: whether the head is the embeddings. `shard`: how large a file of weights may be."""
+
+    `heads`: they have 64 numbers together, and two share a key and a value. `tied`: whether the head is the embeddings.
+    `shard`: how large a file of weights may be.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
     tokenizer.save_pretrained(folder)
@@ -32,8 +42,8 @@ def make_tiny_model(
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
         max_position_embeddings=context_tokens,
         initializer_range=0.12,  # the greedy text then both varies and repeats itself: n-gram drafts hit and miss
         eos_token_id=tokenizer.eos_token_id,

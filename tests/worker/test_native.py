@@ -2,10 +2,14 @@
 
 import ctypes
 import logging
+import os
 import platform
+import re
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,6 +46,40 @@ def test_an_older_processor_gets_none_of_them(image: Path, monkeypatch: pytest.M
 def test_files_of_other_sources_are_not_taken(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_files, "_FLAGS", ("-O1",))
     assert kernel_files.carried() is None
+
+
+@pytest.mark.parametrize("kind", HERE, ids=lambda kind: kind.name)
+def test_a_compiler_that_knows_a_kind_of_processor_takes_the_sources(kind: kernel_files.Kind, tmp_path: Path) -> None:
+    (empty := tmp_path / "empty.cpp").write_text("")
+
+    def check(source: Path) -> int:
+        return subprocess.run(["c++", "-fsyntax-only", "-fopenmp", "-std=c++17", *kind.flags, source]).returncode
+
+    if shutil.which("c++") is None or check(empty):
+        pytest.skip("there is no compiler for this kind")
+    assert check(kernel_files._SOURCES / "kernels.cpp") == 0
+
+
+def test_a_processor_whose_tiles_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel_files, "processor", lambda: "flags : amx_bf16")
+    for allowed in (True, False):
+        monkeypatch.setattr(kernel_files, "library", lambda: "kernels.so")
+        monkeypatch.setattr(ctypes, "CDLL", lambda _, allowed=allowed: SimpleNamespace(tiles=lambda: allowed))
+        native.kernels.__wrapped__()
+        assert ("amx_bf16" in caplog.text) is not allowed
+
+
+@pytest.mark.skipif("amx_bf16" not in kernel_files.processor().split(), reason="the processor has no tiles")
+def test_tiles_are_used_where_system_and_compiler_let() -> None:
+    request_permission, arch_prctl, tile_data = 0x1023, 158, 18  # on x86-64
+    allowed = ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+    if (kernels := native.kernels()) is None or kernel_files.carried():
+        pytest.skip("no kernels were compiled here")
+    macros = [kernel_files._compiler(), "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
+    known = subprocess.run(macros, capture_output=True, text=True)
+    assert kernels.tiles() == (allowed and bool(re.search("__AMX_?BF16__", known.stdout)))
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")

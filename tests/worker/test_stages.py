@@ -28,8 +28,8 @@ GREEDY, HOT = Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=11)
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of LAYERS layers."""
-    return make_tiny_model(tmp_path_factory.mktemp("deep"), layers=LAYERS)
+    """A tiny model of LAYERS layers, with heads that tiles take (kernels/tiles.h)."""
+    return make_tiny_model(tmp_path_factory.mktemp("deep"), layers=LAYERS, heads=2)
 
 
 def outputs(folder: Path, tiny: Tiny, size: int, dtype: str, disturbed: bool, **options: int) -> list[list[int]]:
@@ -48,7 +48,9 @@ def outputs(folder: Path, tiny: Tiny, size: int, dtype: str, disturbed: bool, **
 
 
 @pytest.mark.parametrize(
-    ("block_tokens", "dtype"), [(8, "float32"), (16, "float32"), (16, "bfloat16")], ids=["torch", "native", "bfloat16"]
+    ("block_tokens", "dtype"),
+    [(8, "float32"), (16, "float32"), (16, "bfloat16"), (32, "bfloat16")],
+    ids=["torch", "native", "bfloat16", "tiles"],
 )
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_text_is_that_of_one_process(deep: Path, tiny: Tiny, size: int, block_tokens: int, dtype: str) -> None:

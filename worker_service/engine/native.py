@@ -18,7 +18,9 @@ import torch
 
 from worker_service.engine import kernel_files
 
+_log = logging.getLogger(__name__)
 _TAIL_CHARS = 2000  # of what the compiler says when it fails
+_TILES = "amx_bf16"  # in /proc/cpuinfo: kernels/tiles.h
 
 LANES = 16  # floats in the widest vector of the kernels: sizes that they take are multiples of it, on every processor
 PANEL = 32  # outputs of a product that are packed together
@@ -29,11 +31,14 @@ TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 def kernels() -> ctypes.CDLL | None:
     """The compiled library; None: there is none, and the log says why."""
     try:
-        return ctypes.CDLL(str(kernel_files.library()))
+        library = ctypes.CDLL(str(kernel_files.library()))
+        if _TILES in kernel_files.processor().split() and not library.tiles():
+            _log.warning("this processor has %s, but the system or the compiler keeps kernels from it", _TILES)
+        return library
     except (OSError, subprocess.SubprocessError, ImportError) as error:
         said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()[-_TAIL_CHARS:]
         reason = f"{error}\n{said}" if said else str(error)
-        logging.getLogger(__name__).warning("no native kernels, torch's own take their place: %s", reason)
+        _log.warning("no native kernels, torch's own take their place: %s", reason)
         return None
 
 

@@ -182,7 +182,7 @@ void write(const T* key, const T* value, T* keys, T* values, int inside, const S
     const int dim = shape.dim, step = value_step<T>(shape);
     for (int d = 0; d < dim; d++) keys[(d / S * shape.block_tokens + inside) * S + d % S] = key[d];
     // The other tokens of the step will be multiplied by weights of 0, so they must be finite.
-    if (inside % step == 0) std::fill_n(values + inside * dim, step * dim, T{});
+    if (step > 1 && inside % step == 0) std::fill_n(values + inside * dim, step * dim, T{});
     T* row = values + inside / S * dim * S;
     for (int d = 0; d < dim; d++) row[d * S + inside % S] = value[d];
 }

@@ -3,7 +3,7 @@
 // and the same for any number of rows.
 #pragma once
 #include "products.h"
-#if defined(__AMX_BF16__) && defined(__linux__)
+#if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__linux__)  // the second is that of clang 14
 #define TILES
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -59,8 +59,13 @@ class TileRegisters {
         } shape;
         const uint8_t each[] = {low, low, high, high, low, high, TILE_ROWS, TILE_ROWS};
         std::copy(std::begin(each), std::end(each), shape.rows);
+        written(&shape);
         _tile_loadconfig(&shape);
     }
+
+    // All that was written is in memory from here on. Compilers know too little of what these instructions read (GCC before
+    // 12.4, for one) and might leave it in registers, or out.
+    static void written(const void* what) { asm volatile("" : : "r"(what) : "memory"); }
 
     // HEIGHT tiles of rows, and two of columns.
     template <int HEIGHT>
@@ -69,8 +74,9 @@ class TileRegisters {
         constexpr int HALF = TILE_ROWS * STEP<BFloat16>;  // numbers of a step for one tile: a cache line
         const int64_t from = 4 * int64_t(start_stride), to = 4 * int64_t(out_stride);  // in bytes
         const int64_t a_bytes = 2 * int64_t(a_stride), b_bytes = 2 * int64_t(b_stride);
-        const float* high_start = start + int64_t(TILE_ROWS) * start_stride;
+        const float* high_start = start ? start + int64_t(TILE_ROWS) * start_stride : nullptr;
         float* high_out = out + int64_t(TILE_ROWS) * out_stride;
+        written(a);
         if (start) {
             _tile_loadd(0, start, from);
             _tile_loadd(1, start + TILE_ROWS, from);
