@@ -19,7 +19,7 @@ from tests.worker.pretended import pretended
 from worker_service.distill.command import app
 from worker_service.distill.data import Sample, generate, read_samples
 from worker_service.distill.evaluate import measure
-from worker_service.distill.train import Features, Trainer, batches, draft_vocabulary, initialise, train
+from worker_service.distill.train import Features, Trainer, batches, draft_vocabulary, initialise, last_states, train
 from worker_service.distill.work import _train
 from worker_service.drafters import make_drafter
 from worker_service.engine.drafting.drafter import NoDrafter
@@ -113,6 +113,12 @@ def test_an_interrupted_generation_goes_on_to_the_same_answers(
     assert all(sample == whole[sample.id] for sample in same)
 
 
+def test_a_line_that_is_no_answer_costs_none_of_those_behind_it(samples: list[Sample], tmp_path: Path) -> None:
+    lines = [json.dumps(asdict(sample)) for sample in samples[:4]]
+    (tmp_path / "samples.jsonl").write_text("\n".join([lines[0], lines[1][:30], "7", *lines[2:]]) + "\n")
+    assert read_samples(tmp_path / "samples.jsonl") == [samples[0], *samples[2:4]]
+
+
 def test_prompts_are_held_out_whatever_the_run() -> None:
     prompts = [Prompt(f"{i:04x}", "chat", "") for i in range(320)]
     assert sum(prompt.held_out for prompt in prompts) == 10
@@ -151,6 +157,31 @@ def test_an_interrupted_training_goes_on_to_the_same_head(tiny: Tiny, samples: l
         trained(tiny, samples, tmp_path / "parts", passes=2, interrupt_after=7)
     parts = trained(tiny, samples, tmp_path / "parts", passes=2)
     assert all(torch.equal(weight, parts.state_dict()[name]) for name, weight in whole.state_dict().items())
+
+
+def test_what_the_target_knows_is_of_these_answers_and_no_others(
+    tiny: Tiny, samples: list[Sample], tmp_path: Path
+) -> None:
+    """The file of answers may be made anew, in another order."""
+
+    def known(file: str, samples: list[Sample]) -> tuple[list[torch.Tensor], int]:
+        features, computed = Features(tmp_path / file, samples, tiny.model.config.hidden_size), 0
+
+        def count(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+            nonlocal computed
+            computed += 1
+            return last_states(model, tokens)
+
+        features.compute(tiny.model, samples, lambda done, total: None, count)
+        return [features.of(i, 0) for i in range(len(samples))], computed
+
+    first, *others, last = samples[:4]
+    known("features.bin", [first, *others])
+    assert known("features.bin", [first, *others, last])[1] == 1
+    rows, computed = known("features.bin", [first, last, *others])
+    assert computed == 3
+    expected, _ = known("anew.bin", [first, last, *others])
+    assert all(torch.equal(row, other) for row, other in zip(rows, expected, strict=True))
 
 
 def test_a_head_learns_and_its_figures_are_those_of_the_engine(

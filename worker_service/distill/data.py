@@ -27,15 +27,16 @@ class Sample:
 
 
 def read_samples(file: Path) -> list[Sample]:
-    """What `generate` wrote. If an interruption has cut the last line short, it is left out."""
+    """What `generate` wrote. A line that is no sample, as the last one if an interruption has cut it short, is left
+    out."""
     if not file.exists():
         return []
     samples = []
     for line in file.read_text().splitlines():
         try:
             samples.append(Sample(**json.loads(line)))
-        except ValueError:
-            break
+        except (TypeError, ValueError):
+            continue
     return samples
 
 
@@ -58,7 +59,9 @@ def generate(
     `encode` renders a prompt as the service would; `progress` is told the tokens of output so far.
     """
     samples = read_samples(file)
-    file.write_text("".join(_line(sample) for sample in samples))
+    scratch = file.with_suffix(".new")
+    scratch.write_text("".join(_line(sample) for sample in samples))
+    scratch.replace(file)
     done = {sample.id for sample in samples}
     total = sum(len(sample.output) for sample in samples)
     waiting = (prompt for prompt in prompts if prompt.id not in done)

@@ -1,9 +1,11 @@
 """The second half of distillation: a head learns to continue from the target's hidden states. No text is made here."""
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,14 @@ def last_states(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 class Features:
-    """What the target knows at every position of every sample, in a file that grows sample by sample."""
+    """What the target knows at every position of every sample, in a file that grows sample by sample. One beside it has
+    a digest of each of these samples."""
 
     def __init__(self, file: Path, samples: Sequence[Sample], hidden_size: int) -> None:
         """`hidden_size`: numbers that are known at a position."""
         self._file, self._hidden_size = file, hidden_size
         self._begins = np.cumsum([0, *(len(s.prompt) + len(s.output) - 1 for s in samples)]).tolist()
+        self._digests = [hashlib.sha256(repr((s.prompt, s.output)).encode()).hexdigest()[:16] for s in samples]
 
     def compute(
         self,
@@ -43,18 +47,22 @@ class Features:
         progress: Callable[[int, int], None],
         known: Callable[[Any, torch.Tensor], torch.Tensor] = last_states,
     ) -> None:
-        """Append what is missing. `model`: the target; `progress` is told the samples done and all; `known`: what
-        `model` knows [n, hidden_size] at each of n tokens."""
-        row_bytes = 2 * self._hidden_size
+        """Append what is missing, and replace what is of other samples. `model`: the target; `progress` is told the
+        samples done and all; `known`: what `model` knows [n, hidden_size] at each of n tokens."""
+        row_bytes, names = 2 * self._hidden_size, self._file.with_suffix(".digests")
         have = self._file.stat().st_size // row_bytes if self._file.exists() else 0
-        done = sum(begin <= have for begin in self._begins[1:])
-        with self._file.open("ab") as out, torch.inference_mode():
+        told = names.read_text().split() if names.exists() else []
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(told, self._digests, strict=False)))
+        done = min(same, sum(begin <= have for begin in self._begins[1:]))
+        with self._file.open("ab") as out, names.open("w", buffering=1) as digests, torch.inference_mode():
+            digests.writelines(f"{digest}\n" for digest in self._digests[:done])
             out.truncate(self._begins[done] * row_bytes)
             for i in range(done, len(samples)):
                 progress(i, len(samples))
                 tokens = torch.tensor((samples[i].prompt + samples[i].output)[:-1], device=model.device)
                 hidden = known(model, tokens)
                 out.write(hidden.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().tobytes())
+                digests.write(f"{self._digests[i]}\n")
         progress(len(samples), len(samples))
 
     def of(self, index: int, begin: int) -> torch.Tensor:
