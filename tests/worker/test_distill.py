@@ -4,6 +4,7 @@ import copy
 import gzip
 import json
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +47,13 @@ def written(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
     return file
 
 
-def answers(tiny: Tiny, file: Path, tokens: int, interrupt_after: int | None = None) -> list[Sample]:
+def answers(
+    tiny: Tiny,
+    file: Path,
+    tokens: int,
+    interrupt_after: int | None = None,
+    encode: Callable[[str], list[int]] | None = None,
+) -> list[Sample]:
     def progress(done: int) -> None:
         if interrupt_after is not None and done >= interrupt_after:
             raise Interrupted
@@ -54,7 +61,7 @@ def answers(tiny: Tiny, file: Path, tokens: int, interrupt_after: int | None = N
     prompts = read_prompts([written(file.parent, "chat.jsonl", [{"prompt": text} for text in PROMPTS])])
     return generate(
         tiny.engine(drafter=NoDrafter()),
-        tiny.prompt,
+        encode or tiny.prompt,
         prompts,
         file,
         tokens=tokens,
@@ -117,6 +124,15 @@ def test_a_line_that_is_no_answer_costs_none_of_those_behind_it(samples: list[Sa
     lines = [json.dumps(asdict(sample)) for sample in samples[:4]]
     (tmp_path / "samples.jsonl").write_text("\n".join([lines[0], lines[1][:30], "7", *lines[2:]]) + "\n")
     assert read_samples(tmp_path / "samples.jsonl") == [samples[0], *samples[2:4]]
+
+
+def test_answers_that_end_with_an_error_are_not_learned_from(tiny: Tiny, tmp_path: Path) -> None:
+    file, none = tmp_path / "samples.jsonl", 10**9  # no token of the model's
+    some = answers(tiny, file, 200, encode=lambda text: [none] if "fox" in text else tiny.prompt(text))
+    assert all(sample.output and none not in sample.prompt for sample in some)
+    assert read_samples(file) == some
+    with pytest.raises(ModelError, match=f"{none} is not in the vocabulary"):
+        answers(tiny, tmp_path / "none.jsonl", 200, encode=lambda text: [none])
 
 
 def test_prompts_are_held_out_whatever_the_run() -> None:
