@@ -142,8 +142,9 @@ def test_prompts_are_held_out_whatever_the_run() -> None:
 
 
 def trained(
-    tiny: Tiny, samples: list[Sample], folder: Path, passes: int, interrupt_after: int | None = None
+    tiny: Tiny, samples: list[Sample], folder: Path, passes: int, interrupt_after: int | None = None, **other: Any
 ) -> DraftHead:
+    options = {"unroll": 2, "learning_rate": 3e-3, "batch_tokens": 200} | other
     torch.manual_seed(0)
     config = tiny.model.config
     features = Features(folder / "features.bin", samples, config.hidden_size)
@@ -153,7 +154,7 @@ def trained(
     head.draft_ids.copy_(torch.tensor(ids))
     initialise(head, tiny.model)
     embeddings = tiny.model.get_input_embeddings().weight.detach().bfloat16()
-    trainer = Trainer(head, embeddings, embeddings, unroll=2, learning_rate=3e-3)
+    trainer = Trainer(head, embeddings, embeddings, unroll=options["unroll"], learning_rate=options["learning_rate"])
 
     def progress(done: int, total: int, loss: float) -> None:
         if done == interrupt_after:
@@ -161,7 +162,8 @@ def trained(
             raise Interrupted
 
     checkpoint = folder / "checkpoint.pt"
-    train(trainer, samples, features, checkpoint, passes=passes, batch_tokens=200, progress=progress)
+    batch_tokens = options["batch_tokens"]
+    train(trainer, samples, features, checkpoint, passes=passes, batch_tokens=batch_tokens, progress=progress)
     return head
 
 
@@ -173,6 +175,27 @@ def test_an_interrupted_training_goes_on_to_the_same_head(tiny: Tiny, samples: l
         trained(tiny, samples, tmp_path / "parts", passes=2, interrupt_after=7)
     parts = trained(tiny, samples, tmp_path / "parts", passes=2)
     assert all(torch.equal(weight, parts.state_dict()[name]) for name, weight in whole.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"learning_rate": 1e-3}, "--learning-rate 0.003;"),
+        ({"unroll": 1}, "--unroll 2;"),
+        ({"passes": 1, "batch_tokens": 100}, "--passes 2 and --batch-tokens 200;"),
+    ],
+)
+def test_a_head_that_was_trained_with_other_options_is_not_taken_for_one_with_these(
+    other: dict[str, Any], told: str, tiny: Tiny, samples: list[Sample], tmp_path: Path
+) -> None:
+    trained(tiny, samples[:9], tmp_path, passes=2)
+    with pytest.raises(ModelError, match=told):
+        trained(tiny, samples[:9], tmp_path, **({"passes": 2} | other))
+
+
+def test_a_head_learns_on_in_more_passes(tiny: Tiny, samples: list[Sample], tmp_path: Path) -> None:
+    before, after = (trained(tiny, samples[:9], tmp_path, passes=passes) for passes in (1, 2))
+    assert not torch.equal(before.join.weight, after.join.weight)
 
 
 def test_what_the_target_knows_is_of_these_answers_and_no_others(

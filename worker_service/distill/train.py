@@ -140,6 +140,7 @@ class Trainer:
         self._embeddings, self._output = embeddings, output
         self._rows = output[head.draft_ids]
         self._unroll, self._learning_rate = unroll, learning_rate
+        self.options: dict[str, float] = {"unroll": unroll, "learning_rate": learning_rate}  # kept with what is learned
         self._optimizer = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=0.02)
 
     def make_batch(self, samples: Sequence[Sample], features: Features, indices: Sequence[int]) -> Any:
@@ -187,14 +188,20 @@ class Trainer:
         return float(losses[0].detach()), total
 
     def save(self, file: Path) -> None:
-        content = {"head": self.head.state_dict(), "optimizer": self._optimizer.state_dict(), "step": self.step}
+        own = {"head": self.head.state_dict(), "optimizer": self._optimizer.state_dict()}
+        content = {**own, "step": self.step, "options": self.options}
         scratch = file.with_suffix(".new")
         torch.save(content, scratch)
         scratch.replace(file)
 
     def load(self, file: Path) -> None:
-        """Raises ModelError if the checkpoint is of a head of another size."""
+        """Raises ModelError if the checkpoint is of a head of another size or was trained with other options: more
+        passes alone are gone on with."""
         content = torch.load(file, weights_only=True)
+        known = content.get("options", {})
+        if other := [name for name, value in self.options.items() if not _goes_on(name, known.get(name, value), value)]:
+            told = " and ".join(f"--{name.replace('_', '-')} {known[name]:g}" for name in other)
+            raise ModelError(f"{file} was trained with {told}; remove it to train anew")
         own, saved = self.head.state_dict(), content["head"]
         if {name: weight.shape for name, weight in own.items()} != {name: each.shape for name, each in saved.items()}:
             told = "was trained with other --draft-tokens or on less output; remove it to train anew"
@@ -216,6 +223,7 @@ def train(
     progress: Callable[[int, int, float], None],
 ) -> None:
     """Go `passes` times over `samples`, from `checkpoint` on if there is one. `progress`: steps done, all, the loss."""
+    trainer.options |= {"passes": passes, "batch_tokens": batch_tokens}
     if checkpoint.exists():
         trainer.load(checkpoint)
     plan = [batch for number in range(passes) for batch in batches(samples, batch_tokens, number)]
@@ -225,6 +233,11 @@ def train(
         if trainer.step % _SAVE_STEPS == 0:
             trainer.save(checkpoint)
     trainer.save(checkpoint)
+
+
+def _goes_on(option: str, trained: float, told: float) -> bool:
+    """Whether training with a `told` option is a continuation of one with the `trained`."""
+    return told >= trained if option == "passes" else told == trained
 
 
 def _schedule(done: float) -> float:
