@@ -332,3 +332,9 @@ def test_what_makes_no_whole_batch_is_learned_from_if_there_is_nothing_else() ->
     samples = [Sample(str(number), "chat", False, [1], [2, 3]) for number in range(3)]
     assert [sorted(batch) for batch in batches(samples, 100, 0)] == [[0, 1, 2]]
     assert [len(batch) for batch in batches(samples, 4, 0)] == [2]
+
+
+def test_long_prompts_make_smaller_batches_where_they_are_learned_from() -> None:
+    samples = [Sample(str(number), "chat", False, [1] * 50, [2, 3]) for number in range(12)]
+    assert [len(batch) for batch in batches(samples, 20, 0)] == [10]
+    assert [len(batch) for batch in batches(samples, 20, 0, most=160)] == [4, 4, 4]

@@ -88,18 +88,19 @@ def draft_vocabulary(samples: Sequence[Sample], size: int) -> list[int]:
     return [token for token, _ in counts.most_common(size)]
 
 
-def batches(samples: Sequence[Sample], tokens: int, seed: int) -> Iterator[list[int]]:
-    """Indices of samples in random order, in batches of some `tokens` of output. The rest is left out, unless it is
-    all."""
+def batches(samples: Sequence[Sample], tokens: int, seed: int, most: float = math.inf) -> Iterator[list[int]]:
+    """Indices of samples in random order, in batches of some `tokens` of output, or of `most` tokens with the prompts
+    where those come first. The rest is left out, unless it is all."""
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
     batch: list[int] = []
-    size = 0
+    size = whole = 0
     for i in order:
         batch.append(i)
         size += len(samples[i].output)
-        if size >= tokens:
+        whole += len(samples[i].prompt) + len(samples[i].output)
+        if size >= tokens or whole >= most:
             yield batch
-            batch, size = [], 0
+            batch, size, whole = [], 0, 0
     if len(batch) == len(order):
         yield batch
 
@@ -124,6 +125,8 @@ def initialise(head: DraftHead, model: Any) -> None:
 
 class Trainer:
     """A head in training, its optimizer, and the steps done. An interrupted training goes on by `save` and `load`."""
+
+    reads: float = math.inf  # at most so many tokens in a batch for each one of output that was asked for
 
     def __init__(
         self,
@@ -226,7 +229,8 @@ def train(
     trainer.options |= {"passes": passes, "batch_tokens": batch_tokens}
     if checkpoint.exists():
         trainer.load(checkpoint)
-    plan = [batch for number in range(passes) for batch in batches(samples, batch_tokens, number)]
+    most = trainer.reads * batch_tokens
+    plan = [batch for number in range(passes) for batch in batches(samples, batch_tokens, number, most)]
     for indices in plan[trainer.step :]:
         loss = trainer.train_step(trainer.make_batch(samples, features, indices), len(plan))
         progress(trainer.step, len(plan), loss)
