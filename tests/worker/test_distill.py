@@ -1,6 +1,7 @@
 """Distillation on the tiny model: its halves go on where they were, its head learns, its figures are the engine's."""
 
 import copy
+import gc
 import gzip
 import json
 from argparse import Namespace
@@ -9,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.worker.harness import Driver, Tiny
 from tests.worker.pretended import pretended
+from worker_service.distill import work
 from worker_service.distill.command import app
 from worker_service.distill.data import Sample, generate, read_samples
 from worker_service.distill.evaluate import measure
@@ -29,7 +32,7 @@ from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.types import Limits
 from worker_service.model_files import ModelError
-from worker_service.models import load
+from worker_service.models import LoadedModel, load
 from worker_service.prompts import Prompt, PromptError, read_prompts
 
 WORDS = ("quick", "brown", "fox", "lazy", "dog", "queue", "request", "short", "long", "tail", "token", "draft", "text")
@@ -264,12 +267,30 @@ def test_a_head_for_a_target_on_a_gpu_is_trained_on_the_cpu(tiny: Tiny, samples:
 
 
 def test_the_command_makes_a_drafter_that_serves(
-    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = written(tmp_path, "chat.jsonl", [{"prompt": text} for text in PROMPTS])
     tests = written(tmp_path, "test.jsonl", [{"prompt": text, "kind": "code"} for text in PROMPTS[:6]])
     flags = f"--target {tiny.folder} --prompts {prompts} --test {tests} --out {tmp_path / 'out'} --tokens 600"
     small = "--test-tokens 90 --max-tokens 16 --passes 2 --batch-tokens 100 --race 2 --threads 1 --draft-tokens 300"
+    models = WeakSet[Any]()
+
+    def loaded(*args: Any) -> LoadedModel:
+        found = load(*args)
+        models.add(found.model)
+        return found
+
+    def no_race(*args: Any, **options: Any) -> None:
+        gc.collect()
+        assert len(models) == 2  # as while it generated: a large target may have no third place
+        raise Interrupted
+
+    monkeypatch.setattr(work, "load", loaded)
+    with monkeypatch.context() as patched:
+        patched.setattr(work, "compare", no_race)
+        with pytest.raises(Interrupted):
+            app([*flags.split(), *small.split()], standalone_mode=False)
+    acceptance = json.loads((tmp_path / "out" / "report.json").read_text())["acceptance"]
     app([*flags.split(), *small.split()], standalone_mode=False)
     learned = {sample.id for sample in read_samples(tmp_path / "out.work" / "samples.jsonl")}
     (file,) = (tmp_path / "out.work").glob("test-*.jsonl")
@@ -278,7 +299,8 @@ def test_the_command_makes_a_drafter_that_serves(
     assert judges
     assert not learned & judges
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert set(report["acceptance"]["default"]) == {"all", "code"}
+    assert report["acceptance"] == acceptance
+    assert set(acceptance["default"]) == {"all", "code"}
     assert report["speed"]["none"]["tokens_per_round"] == 1
     assert "accepted per drafted token" in capsys.readouterr().out
     target = load(str(tiny.folder), "cpu", "float32")
