@@ -11,6 +11,8 @@ from random import Random
 import pytest
 import torch
 
+from tests.families.check import save
+from tests.families.table import FAMILIES
 from tests.worker.harness import Driver, Tiny
 from worker_service.distill import probe as probe_making
 from worker_service.distill.command import app
@@ -21,7 +23,7 @@ from worker_service.distill.probe import make_probe as make_worth
 from worker_service.engine.length_head import BINS, LengthHead, LengthHeadConfig, middle, save_length_head
 from worker_service.engine.types import Limits
 from worker_service.models import load
-from worker_service.probes import make_probe
+from worker_service.probes import find_head, make_probe
 from worker_service.prompts import encode
 
 SIZE = 16
@@ -105,6 +107,18 @@ def test_both_rows_of_a_report_are_of_whole_answers_at_the_same_age(
     ended = [len(sample.output) for sample in samples if sample.output[-1] == eos]
     assert first == pytest.approx([math.log(length - 1) for length in ended])
     assert later == pytest.approx([math.log(length - 65) for length in ended if length > 65])
+
+
+def test_a_probe_can_be_made_for_the_text_part_of_a_model_with_vision(quick: None, tmp_path: Path) -> None:
+    save(FAMILIES["gemma3 with vision"], tmp_path)
+    target, random = load(str(tmp_path), "cpu", "float32"), Random(0)
+    outputs = [[random.randrange(160) for _ in range(random.randint(20, 90))] for _ in range(12)]
+    samples = [Sample(f"{number}", "chat", False, [5, 6], output) for number, output in enumerate(outputs)]
+    options = Namespace(work=tmp_path, out=tmp_path / "out", max_tokens=90)
+    make_worth(options, target, samples, samples)
+    head = find_head(str(options.out), target)
+    assert head
+    assert judge(options, target, head, samples).exists()
 
 
 def test_too_few_answers_are_refused() -> None:

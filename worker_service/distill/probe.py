@@ -23,6 +23,7 @@ from worker_service.engine.length_head import (
     middle,
     save_length_head,
 )
+from worker_service.engine.shape import text_config
 from worker_service.models import LoadedModel
 from worker_service.prompts import PromptError
 
@@ -51,7 +52,7 @@ def make_probe(
         fits = fit(first), fit(later)
     except ValueError as error:
         raise PromptError(str(error)) from error
-    size = target.model.config.hidden_size
+    size = text_config(target.model.config).hidden_size
     head = LengthHead(LengthHeadConfig(VERSION, target.name, target.fingerprint, size, EVERY))
     install(head, *fits)
     save_length_head(head, options.out)
@@ -109,7 +110,8 @@ def _examples(
 ) -> Examples:
     """The positions after the first token (0), or after so many."""
     ids = hashlib.sha256(repr([(sample.prompt, sample.output) for sample in samples]).encode()).hexdigest()[:8]
-    features = Features(options.work / f"features-{name}-{ids}.bin", samples, target.model.config.hidden_size)
+    size = text_config(target.model.config).hidden_size
+    features = Features(options.work / f"features-{name}-{ids}.bin", samples, size)
     features.compute(target.model, samples, lambda done, total: None)
     inputs, left, cut, answers = [], [], [], []
     for number, sample in enumerate(samples):

@@ -152,12 +152,13 @@ def _learn(options: Namespace, target: LoadedModel, learned: Sequence[Sample], b
         save_eagle(eagle, options.out)
         memory = {"blocks": _blocks(options, 1) + 1, "block_tokens": _BLOCK_TOKENS}
         return partial(eagle_drafter, load_eagle(options.out), target, **memory)
+    config = text_config(model.config)
     head = DraftHead(
         DraftHeadConfig(
             target=target.name,
             vocabulary=vocabulary_digest(target.tokenizer),
-            hidden_size=model.config.hidden_size,
-            intermediate_size=getattr(model.config, "intermediate_size", 4 * model.config.hidden_size),
+            hidden_size=config.hidden_size,
+            intermediate_size=getattr(config, "intermediate_size", 4 * config.hidden_size),
             draft_tokens=len(ids),
         )
     )
