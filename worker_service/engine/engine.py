@@ -134,6 +134,8 @@ class Engine:
         """Give back all that it holds: it has ended, or another worker runs it. Unknown ids are no error."""
         self.drop(request_id)
         self._requests.pop(request_id, None)
+        if self._probe:
+            self._probe.forget(request_id)
 
     def drop(self, request_id: str) -> None:
         """Give back its KV; when it runs again that is computed anew from its tokens. Unknown ids are no error."""
