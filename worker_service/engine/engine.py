@@ -269,7 +269,7 @@ class Engine:
         if isinstance(mask, StructureError):
             request.error, sampled = str(mask), ()
         elif work.num_logits and not sampled:
-            request.error = "logits: with bias and penalties they are not finite, so no token can be drawn"
+            request.error = "logits: not finite with structure, min_tokens, bias and penalties, or by the model itself"
         if request.error:
             request.finish = Finish.ERROR
         emitted = request.extend(sampled)
