@@ -1,13 +1,16 @@
 """Distillation on the tiny model: its halves go on where they were, its head learns, its figures are the engine's."""
 
 import copy
+import gc
 import gzip
 import json
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -16,10 +19,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.worker.harness import Driver, Tiny
 from tests.worker.pretended import pretended
+from worker_service.distill import work
 from worker_service.distill.command import app
 from worker_service.distill.data import Sample, generate, read_samples
 from worker_service.distill.evaluate import measure
-from worker_service.distill.train import Features, Trainer, batches, draft_vocabulary, initialise, train
+from worker_service.distill.train import Features, Trainer, batches, draft_vocabulary, initialise, last_states, train
 from worker_service.distill.work import _train
 from worker_service.drafters import make_drafter
 from worker_service.engine.drafting.drafter import NoDrafter
@@ -28,7 +32,7 @@ from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.types import Limits
 from worker_service.model_files import ModelError
-from worker_service.models import load
+from worker_service.models import LoadedModel, load
 from worker_service.prompts import Prompt, PromptError, read_prompts
 
 WORDS = ("quick", "brown", "fox", "lazy", "dog", "queue", "request", "short", "long", "tail", "token", "draft", "text")
@@ -46,7 +50,13 @@ def written(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
     return file
 
 
-def answers(tiny: Tiny, file: Path, tokens: int, interrupt_after: int | None = None) -> list[Sample]:
+def answers(
+    tiny: Tiny,
+    file: Path,
+    tokens: int,
+    interrupt_after: int | None = None,
+    encode: Callable[[str], list[int]] | None = None,
+) -> list[Sample]:
     def progress(done: int) -> None:
         if interrupt_after is not None and done >= interrupt_after:
             raise Interrupted
@@ -54,7 +64,7 @@ def answers(tiny: Tiny, file: Path, tokens: int, interrupt_after: int | None = N
     prompts = read_prompts([written(file.parent, "chat.jsonl", [{"prompt": text} for text in PROMPTS])])
     return generate(
         tiny.engine(drafter=NoDrafter()),
-        tiny.prompt,
+        encode or tiny.prompt,
         prompts,
         file,
         tokens=tokens,
@@ -113,6 +123,21 @@ def test_an_interrupted_generation_goes_on_to_the_same_answers(
     assert all(sample == whole[sample.id] for sample in same)
 
 
+def test_a_line_that_is_no_answer_costs_none_of_those_behind_it(samples: list[Sample], tmp_path: Path) -> None:
+    lines = [json.dumps(asdict(sample)) for sample in samples[:4]]
+    (tmp_path / "samples.jsonl").write_text("\n".join([lines[0], lines[1][:30], "7", *lines[2:]]) + "\n")
+    assert read_samples(tmp_path / "samples.jsonl") == [samples[0], *samples[2:4]]
+
+
+def test_answers_that_end_with_an_error_are_not_learned_from(tiny: Tiny, tmp_path: Path) -> None:
+    file, none = tmp_path / "samples.jsonl", 10**9  # no token of the model's
+    some = answers(tiny, file, 200, encode=lambda text: [none] if "fox" in text else tiny.prompt(text))
+    assert all(sample.output and none not in sample.prompt for sample in some)
+    assert read_samples(file) == some
+    with pytest.raises(ModelError, match=f"{none} is not in the vocabulary"):
+        answers(tiny, tmp_path / "none.jsonl", 200, encode=lambda text: [none])
+
+
 def test_prompts_are_held_out_whatever_the_run() -> None:
     prompts = [Prompt(f"{i:04x}", "chat", "") for i in range(320)]
     assert sum(prompt.held_out for prompt in prompts) == 10
@@ -120,8 +145,9 @@ def test_prompts_are_held_out_whatever_the_run() -> None:
 
 
 def trained(
-    tiny: Tiny, samples: list[Sample], folder: Path, passes: int, interrupt_after: int | None = None
+    tiny: Tiny, samples: list[Sample], folder: Path, passes: int, interrupt_after: int | None = None, **other: Any
 ) -> DraftHead:
+    options = {"unroll": 2, "learning_rate": 3e-3, "batch_tokens": 200} | other
     torch.manual_seed(0)
     config = tiny.model.config
     features = Features(folder / "features.bin", samples, config.hidden_size)
@@ -131,7 +157,7 @@ def trained(
     head.draft_ids.copy_(torch.tensor(ids))
     initialise(head, tiny.model)
     embeddings = tiny.model.get_input_embeddings().weight.detach().bfloat16()
-    trainer = Trainer(head, embeddings, embeddings, unroll=2, learning_rate=3e-3)
+    trainer = Trainer(head, embeddings, embeddings, unroll=options["unroll"], learning_rate=options["learning_rate"])
 
     def progress(done: int, total: int, loss: float) -> None:
         if done == interrupt_after:
@@ -139,7 +165,8 @@ def trained(
             raise Interrupted
 
     checkpoint = folder / "checkpoint.pt"
-    train(trainer, samples, features, checkpoint, passes=passes, batch_tokens=200, progress=progress)
+    batch_tokens = options["batch_tokens"]
+    train(trainer, samples, features, checkpoint, passes=passes, batch_tokens=batch_tokens, progress=progress)
     return head
 
 
@@ -151,6 +178,52 @@ def test_an_interrupted_training_goes_on_to_the_same_head(tiny: Tiny, samples: l
         trained(tiny, samples, tmp_path / "parts", passes=2, interrupt_after=7)
     parts = trained(tiny, samples, tmp_path / "parts", passes=2)
     assert all(torch.equal(weight, parts.state_dict()[name]) for name, weight in whole.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"learning_rate": 1e-3}, "--learning-rate 0.003;"),
+        ({"unroll": 1}, "--unroll 2;"),
+        ({"passes": 1, "batch_tokens": 100}, "--passes 2 and --batch-tokens 200;"),
+    ],
+)
+def test_a_head_that_was_trained_with_other_options_is_not_taken_for_one_with_these(
+    other: dict[str, Any], told: str, tiny: Tiny, samples: list[Sample], tmp_path: Path
+) -> None:
+    trained(tiny, samples[:9], tmp_path, passes=2)
+    with pytest.raises(ModelError, match=told):
+        trained(tiny, samples[:9], tmp_path, **({"passes": 2} | other))
+
+
+def test_a_head_learns_on_in_more_passes(tiny: Tiny, samples: list[Sample], tmp_path: Path) -> None:
+    before, after = (trained(tiny, samples[:9], tmp_path, passes=passes) for passes in (1, 2))
+    assert not torch.equal(before.join.weight, after.join.weight)
+
+
+def test_what_the_target_knows_is_of_these_answers_and_no_others(
+    tiny: Tiny, samples: list[Sample], tmp_path: Path
+) -> None:
+    """The file of answers may be made anew, in another order."""
+
+    def known(file: str, samples: list[Sample]) -> tuple[list[torch.Tensor], int]:
+        features, computed = Features(tmp_path / file, samples, tiny.model.config.hidden_size), 0
+
+        def count(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+            nonlocal computed
+            computed += 1
+            return last_states(model, tokens)
+
+        features.compute(tiny.model, samples, lambda done, total: None, count)
+        return [features.of(i, 0) for i in range(len(samples))], computed
+
+    first, *others, last = samples[:4]
+    known("features.bin", [first, *others])
+    assert known("features.bin", [first, *others, last])[1] == 1
+    rows, computed = known("features.bin", [first, last, *others])
+    assert computed == 3
+    expected, _ = known("anew.bin", [first, last, *others])
+    assert all(torch.equal(row, other) for row, other in zip(rows, expected, strict=True))
 
 
 def test_a_head_learns_and_its_figures_are_those_of_the_engine(
@@ -194,12 +267,30 @@ def test_a_head_for_a_target_on_a_gpu_is_trained_on_the_cpu(tiny: Tiny, samples:
 
 
 def test_the_command_makes_a_drafter_that_serves(
-    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = written(tmp_path, "chat.jsonl", [{"prompt": text} for text in PROMPTS])
     tests = written(tmp_path, "test.jsonl", [{"prompt": text, "kind": "code"} for text in PROMPTS[:6]])
     flags = f"--target {tiny.folder} --prompts {prompts} --test {tests} --out {tmp_path / 'out'} --tokens 600"
     small = "--test-tokens 90 --max-tokens 16 --passes 2 --batch-tokens 100 --race 2 --threads 1 --draft-tokens 300"
+    models = WeakSet[Any]()
+
+    def loaded(*args: Any) -> LoadedModel:
+        found = load(*args)
+        models.add(found.model)
+        return found
+
+    def no_race(*args: Any, **options: Any) -> None:
+        gc.collect()
+        assert len(models) == 2  # as while it generated: a large target may have no third place
+        raise Interrupted
+
+    monkeypatch.setattr(work, "load", loaded)
+    with monkeypatch.context() as patched:
+        patched.setattr(work, "compare", no_race)
+        with pytest.raises(Interrupted):
+            app([*flags.split(), *small.split()], standalone_mode=False)
+    acceptance = json.loads((tmp_path / "out" / "report.json").read_text())["acceptance"]
     app([*flags.split(), *small.split()], standalone_mode=False)
     learned = {sample.id for sample in read_samples(tmp_path / "out.work" / "samples.jsonl")}
     (file,) = (tmp_path / "out.work").glob("test-*.jsonl")
@@ -208,7 +299,8 @@ def test_the_command_makes_a_drafter_that_serves(
     assert judges
     assert not learned & judges
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert set(report["acceptance"]["default"]) == {"all", "code"}
+    assert report["acceptance"] == acceptance
+    assert set(acceptance["default"]) == {"all", "code"}
     assert report["speed"]["none"]["tokens_per_round"] == 1
     assert "accepted per drafted token" in capsys.readouterr().out
     target = load(str(tiny.folder), "cpu", "float32")
@@ -262,3 +354,9 @@ def test_what_makes_no_whole_batch_is_learned_from_if_there_is_nothing_else() ->
     samples = [Sample(str(number), "chat", False, [1], [2, 3]) for number in range(3)]
     assert [sorted(batch) for batch in batches(samples, 100, 0)] == [[0, 1, 2]]
     assert [len(batch) for batch in batches(samples, 4, 0)] == [2]
+
+
+def test_long_prompts_make_smaller_batches_where_they_are_learned_from() -> None:
+    samples = [Sample(str(number), "chat", False, [1] * 50, [2, 3]) for number in range(12)]
+    assert [len(batch) for batch in batches(samples, 20, 0)] == [10]
+    assert [len(batch) for batch in batches(samples, 20, 0, most=160)] == [4, 4, 4]

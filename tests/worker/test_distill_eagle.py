@@ -2,10 +2,14 @@
 and leaves a folder that serves."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.worker.eagles import Reference
 from tests.worker.harness import Driver, Tiny
@@ -57,7 +61,7 @@ def test_chains_that_are_trained_are_those_that_draft(tiny: Tiny, tmp_path: Path
     n, table = len(text) - 3, tiny.model.get_input_embeddings().weight
     with torch.inference_mode():
         fused = head.fc(states(tiny.model, torch.tensor(text[:n]))[:, :-64])
-        attend, known, chain = _Chains(torch.ones(n, n, dtype=torch.bool).tril()), fused, []
+        attend, known, chain = _Chains([n]), fused, []
         for j in range(3):
             known = head(known, table[torch.tensor(text[j + 1 :][:n])], torch.arange(n) + j, attend)
             chain.append(known)
@@ -66,6 +70,37 @@ def test_chains_that_are_trained_are_those_that_draft(tiny: Tiny, tmp_path: Path
                 entries = torch.cat([fused[: i + 1], *(each[i : i + 1] for each in chain[:j])])
                 expected = reference._layer(entries, text[1 : i + j + 2])[-1]
                 torch.testing.assert_close(chain[j][i], expected, atol=1e-4, rtol=1e-3)
+
+
+class Largest(TorchDispatchMode):
+    numbers = 0  # of any tensor that was made
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+def test_texts_of_a_batch_know_nothing_of_each_other(tiny: Tiny, tmp_path: Path) -> None:
+    """And need no memory for it: prompts may be long and a batch may have many."""
+    random = Random(0)
+    texts = [[random.randrange(200) for _ in range(48)] for _ in range(32)]
+    samples = [Sample(f"{number}", "chat", False, text[:40], text[40:]) for number, text in enumerate(texts)]
+    features = Features(tmp_path / "features.bin", samples, 4 * tiny.model.config.hidden_size)
+    features.compute(tiny.model, samples, lambda done, total: None, states)
+    torch.manual_seed(0)
+    head = new_eagle(tiny.model, draft_vocabulary(samples, 64), "")
+    table = tiny.model.get_input_embeddings().weight.detach().bfloat16()
+    trainer = EagleTrainer(head, table, table, unroll=3, learning_rate=3e-3)
+
+    def loss(indices: Sequence[int]) -> float:
+        return float(trainer._loss(trainer.make_batch(samples, features, indices))[1].detach())
+
+    with Largest() as largest:
+        together = loss(range(32))
+    assert together == pytest.approx(sum(loss([i]) for i in range(32)) / 32, rel=1e-3)
+    assert largest.numbers < (32 * 47) ** 2
 
 
 def test_an_interrupted_training_goes_on_to_the_same_head(tiny: Tiny, samples: list[Sample], tmp_path: Path) -> None:

@@ -358,6 +358,24 @@ def test_warm_up_sees_what_a_draft_costs_though_lookups_hit(tiny: Tiny) -> None:
     assert dear > free
 
 
+@pytest.mark.parametrize("cautious", [False, True])
+def test_a_lookup_reads_the_end_of_a_text_that_is_long_at_first_sight(cautious: bool) -> None:
+    """To read all of it would hold up everybody's step."""
+
+    def drafts(drafter: NgramDrafter, text: Sequence[int]) -> list[int]:
+        (proposed,) = drafter.propose([Ask("a", text, 2)])
+        return proposed
+
+    def lookup() -> NgramDrafter:
+        return NgramDrafter(longest=3, shortest=2, cautious=cautious)
+
+    near, far, drafter = [1, 2, 3, *range(100, 16_000)], [1, 2, 3, *range(100, 40_000)], lookup()
+    assert drafts(drafter, [*near, 1, 2]) == [3, 100]
+    assert drafts(drafter, [*near, 1, 2, *range(50_000, 60_000), 2, 3]) == [100, 101]  # what it knows it keeps
+    assert drafts(lookup(), [*far, 1, 2]) == []
+    assert drafts(lookup(), [*far, 39_997, 39_998]) == [39_999, 39_997]
+
+
 @pytest.mark.parametrize("batch", [1, 3, 9])
 def test_both_ways_to_compute_a_chain_draft_the_same(batch: int) -> None:
     torch.manual_seed(0)

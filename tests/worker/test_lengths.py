@@ -3,18 +3,27 @@
 import gzip
 import json
 import math
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
+from tests.families.check import save
+from tests.families.table import FAMILIES
 from tests.worker.harness import Driver, Tiny
+from worker_service.distill import probe as probe_making
 from worker_service.distill.command import app
+from worker_service.distill.data import Sample
 from worker_service.distill.lengths import Examples, explained, fit, install
+from worker_service.distill.probe import judge
+from worker_service.distill.probe import make_probe as make_worth
 from worker_service.engine.length_head import BINS, LengthHead, LengthHeadConfig, middle, save_length_head
 from worker_service.engine.types import Limits
 from worker_service.models import load
-from worker_service.probes import make_probe
+from worker_service.probes import find_head, make_probe
 from worker_service.prompts import encode
 
 SIZE = 16
@@ -61,6 +70,55 @@ def test_an_answer_with_many_positions_weighs_no_more_than_one_with_few() -> Non
     long = few.left > 150
     many = Examples(*(torch.cat([part, *[part[long]] * 20]) for part in few))
     assert float(fit(many).guessed[: len(few.left)].mean() - fit(few).guessed.mean()) == pytest.approx(0, abs=0.15)
+
+
+def test_where_all_lengths_are_equal_nothing_is_explained() -> None:
+    assert explained([4.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]) == explained([1.0, 2.0, 3.0], [0.0] * 3) == 0.0
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit that nobody judges."""
+    monkeypatch.setattr("worker_service.distill.lengths.SHRINKAGES", (1.0,))
+    monkeypatch.setattr("worker_service.distill.lengths.STEPS", 5)
+
+
+def test_both_rows_of_a_report_are_of_whole_answers_at_the_same_age(
+    quick: None, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load(str(tiny.folder), "cpu", "float32")
+    (eos,), random = target.eos_ids, Random(0)
+    samples = []
+    for number in range(24):
+        ids = [random.randrange(200) for _ in range(40 + 5 * number)]
+        ids = ids if number % 3 == 0 else [*[token for token in ids if token != eos], eos]  # every third one was cut
+        samples.append(Sample(f"{number}", "chat", False, [5, 6], ids))
+    judged: list[Sequence[float]] = []
+
+    def explained(true: Sequence[float], guessed: Sequence[float]) -> float:
+        judged.append(true)
+        return 0.0
+
+    monkeypatch.setattr(probe_making, "explained", explained)
+    worth = make_worth(Namespace(work=tmp_path, out=tmp_path / "out"), target, samples, samples)
+    assert {each.answers for each in worth.values()} == {24}
+    (first, later), held_out = judged[:2], judged[2:]
+    assert held_out == [first, later]
+    ended = [len(sample.output) for sample in samples if sample.output[-1] == eos]
+    assert first == pytest.approx([math.log(length - 1) for length in ended])
+    assert later == pytest.approx([math.log(length - 65) for length in ended if length > 65])
+
+
+def test_a_probe_can_be_made_for_the_text_part_of_a_model_with_vision(quick: None, tmp_path: Path) -> None:
+    save(FAMILIES["gemma3 with vision"], tmp_path)
+    target, random = load(str(tmp_path), "cpu", "float32"), Random(0)
+    outputs = [[random.randrange(160) for _ in range(random.randint(20, 90))] for _ in range(12)]
+    samples = [Sample(f"{number}", "chat", False, [5, 6], output) for number, output in enumerate(outputs)]
+    options = Namespace(work=tmp_path, out=tmp_path / "out", max_tokens=90)
+    make_worth(options, target, samples, samples)
+    head = find_head(str(options.out), target)
+    assert head
+    assert judge(options, target, head, samples).exists()
 
 
 def test_too_few_answers_are_refused() -> None:

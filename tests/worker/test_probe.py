@@ -109,6 +109,16 @@ def test_what_it_keeps_of_requests_is_bounded(head: LengthHead, monkeypatch: pyt
     assert again[0].remaining
 
 
+def test_nothing_is_kept_of_requests_that_went_away(tiny: Tiny, head: LengthHead) -> None:
+    probe = LengthProbe(head, CPU)
+    driver = driven(tiny, probe)
+    driver.step([Run(name, 0, 64) for name in driver.live])
+    assert probe._kept
+    for name in driver.live:
+        driver.engine.forget(name)
+    assert not probe._kept
+
+
 def test_a_step_takes_as_many_operations_however_many_requests_run(head: LengthHead) -> None:
     """Each is a launch on a GPU."""
     counts = []

@@ -139,7 +139,7 @@ def test_logits_that_are_no_distribution_end_their_request_and_no_other(tiny: Ti
     driver.finish_all()
     assert driver.finished == {"strange": Finish.ERROR, "other": Finish.LENGTH}
     assert [row.error for row in driver.rows if row.error] == [
-        "logits: with bias and penalties they are not finite, so no token can be drawn"
+        "logits: not finite with structure, min_tokens, bias and penalties, or by the model itself"
     ]
     driver.forget_all()
 

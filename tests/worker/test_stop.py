@@ -1,5 +1,8 @@
 """Stop strings, however the tokens cut characters."""
 
+from random import Random
+
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.detokenizer import Detokenizer, byte_table
@@ -50,6 +53,36 @@ def test_a_token_without_text_is_not_what_a_text_begins_with() -> None:
     assert [stops.push(token) for token in ids] == [False, False, False, True]
     gateway = Detokenizer(tokenizer, [" b"], 0, byte_table(tokenizer))
     assert gateway.push(ids) + gateway.finish() == "a"
+
+
+def with_a_first_space() -> Tokenizer:
+    """As that of Llama 2: a text's first space is not shown. It has special tokens and those of single bytes."""
+    pieces = ["<s>", "▁", "▁a", "a", "b", "\n", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>"]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    spaces, first = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), first])
+    tokenizer.add_special_tokens(["<s>"])
+    return tokenizer
+
+
+STRANGE = 77  # no token
+OUTPUTS = [[0, 1, 2, 5], *(Random(seed).choices([*range(10), STRANGE], k=12) for seed in range(600))]
+
+
+@pytest.mark.parametrize("stop", [" a\n", " a", "b a", "\n", "😀", "\ufffd"])
+def test_worker_and_gateway_agree_where_the_first_space_of_a_text_is_dropped(stop: str) -> None:
+    """Else the client sees nothing from there on, and the worker goes on until `max_tokens`."""
+    tokenizer, cut = with_a_first_space(), 0
+    for ids in OUTPUTS:
+        gateway, worker = Detokenizer(tokenizer, [stop], 0), StopStrings(tokenizer, [stop])
+        for token in ids:
+            gateway.push([token])
+            assert worker.push(token) == gateway._stop._cut, ids
+            if gateway._stop._cut:
+                cut += 1
+                break
+    assert cut
 
 
 def test_tokens_without_text_make_no_later_one_dearer() -> None:

@@ -264,8 +264,8 @@ def panics(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     build, fill = module.Structures._build, module.MaskMaker._fill
 
     def panic(within: str) -> None:
-        def built(self: Structures, made: Any, text: str, output: list[int]) -> Any:
-            matcher = build(self, made, text, output)
+        def built(self: Structures, made: Any, text: str) -> Any:
+            matcher = build(self, made, text)
             return matcher if text == CHOICE else Panicking(matcher, within)
 
         def filled(self: module.MaskMaker, trials: Any, rows: int) -> None:
@@ -364,6 +364,34 @@ def test_nobody_waits_while_a_grammar_is_compiled(
     never.set()
     driver.finish_all()
     assert has("choice", text_of(tiny, driver.outputs["r"]))
+
+
+def test_requests_that_come_together_compile_their_grammar_once(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, never: threading.Event
+) -> None:
+    build, begun = module.Structures._build, []
+
+    def slow(*args: Any) -> LLMatcher:
+        begun.append(args)
+        never.wait()
+        return build(*args)
+
+    monkeypatch.setattr(module.Structures, "_build", slow)
+    structures = tiny.engine()._structures
+    matchers = [structures.matcher(FEW, []) for _ in range(8)]
+    never.set()
+    for matcher in matchers:
+        assert not matcher.copy().is_error()
+    assert len(begun) == 1
+
+
+def test_a_grammar_whose_compilation_failed_is_compiled_again(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    structures = tiny.engine()._structures
+    with monkeypatch.context() as patched:
+        patched.setattr(module.Structures, "_build", lambda *args: 1 / 0)
+        with pytest.raises(StructureError, match="division"):
+            structures.matcher(FEW, []).copy()
+    assert not structures.matcher(FEW, []).copy().is_error()
 
 
 def test_a_grammar_that_is_not_compiled_in_time_ends_its_request_although_others_run(

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from worker_service.engine.engine import Engine
-from worker_service.engine.types import Admission, Limits, Run, Sampling
+from worker_service.engine.types import Admission, Finish, Limits, Run, Sampling
+from worker_service.model_files import ModelError
 from worker_service.prompts import Prompt
 
 _PREFILL_TOKENS = 1024  # in a step: prompts are short, so each is prefilled at once
@@ -27,15 +28,16 @@ class Sample:
 
 
 def read_samples(file: Path) -> list[Sample]:
-    """What `generate` wrote. If an interruption has cut the last line short, it is left out."""
+    """What `generate` wrote. A line that is no sample, as the last one if an interruption has cut it short, is left
+    out."""
     if not file.exists():
         return []
     samples = []
     for line in file.read_text().splitlines():
         try:
             samples.append(Sample(**json.loads(line)))
-        except ValueError:
-            break
+        except (TypeError, ValueError):
+            continue
     return samples
 
 
@@ -55,10 +57,13 @@ def generate(
     """Answer `prompts`, `batch` at a time, until `file` holds `tokens` of output or there are no more. Returns all
     samples.
 
-    `encode` renders a prompt as the service would; `progress` is told the tokens of output so far.
+    `encode` renders a prompt as the service would; `progress` is told the tokens of output so far. An answer that ends
+    with an error is no sample. Raises ModelError if there are only such.
     """
-    samples = read_samples(file)
-    file.write_text("".join(_line(sample) for sample in samples))
+    samples, failed = read_samples(file), ""
+    scratch = file.with_suffix(".new")
+    scratch.write_text("".join(_line(sample) for sample in samples))
+    scratch.replace(file)
     done = {sample.id for sample in samples}
     total = sum(len(sample.output) for sample in samples)
     waiting = (prompt for prompt in prompts if prompt.id not in done)
@@ -77,12 +82,17 @@ def generate(
                 engine.admit(Admission(prompt.id, 0, ids, len(ids), sampling, Limits(max_tokens)))
                 running[prompt.id] = Sample(prompt.id, prompt.category, prompt.held_out, ids, [])
             if not running:
+                if failed and not samples:
+                    raise ModelError(f"no prompt could be answered: {failed}")
                 return samples
             for row in engine.step([Run(key, 0, _PREFILL_TOKENS) for key in running], batch).rows:
                 running[row.request_id].output.extend(row.tokens)
                 if row.finish is not None:
                     engine.forget(row.request_id)
                     sample = running.pop(row.request_id)
+                    if row.finish is Finish.ERROR:
+                        failed = row.error
+                        continue
                     total += len(sample.output)
                     samples.append(sample)
                     out.write(_line(sample))

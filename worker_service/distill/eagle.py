@@ -113,21 +113,29 @@ class _Chains:
     """Attention of chains that begin at every position at once: over all entries of the text up to where the chain
     begins, and over the chain's own entries, of which each call brings one more."""
 
-    def __init__(self, seen: torch.Tensor) -> None:
-        """`seen` [n, n]: which entries of the text a position sees."""
-        self._seen, self._keys, self._values = seen, [], []  # type: ignore[var-annotated]
+    def __init__(self, counts: Sequence[int]) -> None:
+        """`counts`: the positions of each text. They are attended one by one: together they would take the square of
+        their sum."""
+        self._counts = list(counts)
+        self._keys: list[Sequence[torch.Tensor]] = []  # of each call, by texts
+        self._values: list[Sequence[torch.Tensor]] = []
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         groups = query.shape[1] // key.shape[1]
-        self._keys.append(key.repeat_interleave(groups, 1))
-        self._values.append(value.repeat_interleave(groups, 1))
-        scores = torch.einsum("ihd,jhd->ihj", query, self._keys[0]).float()
-        scores = scores.masked_fill(~self._seen[:, None], -torch.inf)
-        own = [(query * mine).sum(-1, keepdim=True).float() for mine in self._keys[1:]]
-        weights = (torch.cat([scores, *own], -1) / query.shape[-1] ** 0.5).softmax(-1).to(value.dtype)
-        n = len(self._seen)
-        result = torch.einsum("ihj,jhd->ihd", weights[..., :n], self._values[0])
-        for number, mine in enumerate(self._values[1:]):
+        self._keys.append(torch.split(key.repeat_interleave(groups, 1), self._counts))
+        self._values.append(torch.split(value.repeat_interleave(groups, 1), self._counts))
+        by_text = torch.split(query, self._counts), zip(*self._keys, strict=True), zip(*self._values, strict=True)
+        return torch.cat(list(map(self._attend, *by_text)))
+
+    @staticmethod
+    def _attend(query: torch.Tensor, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
+        n = len(query)
+        scores = torch.einsum("ihd,jhd->ihj", query, keys[0]).float()
+        scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1)[:, None], -torch.inf)
+        own = [(query * mine).sum(-1, keepdim=True).float() for mine in keys[1:]]
+        weights = (torch.cat([scores, *own], -1) / query.shape[-1] ** 0.5).softmax(-1).to(values[0].dtype)
+        result = torch.einsum("ihj,jhd->ihd", weights[..., :n], values[0])
+        for number, mine in enumerate(values[1:]):
             result = result + weights[..., n + number, None] * mine
         return result
 
@@ -136,6 +144,7 @@ class EagleTrainer(Trainer):
     """Steps of an EAGLE-3 head, along chains of its own states as it will draft (training-time test)."""
 
     head: EagleHead
+    reads = 8  # it learns from prompts, too, and keeps their states and logits meanwhile
 
     def make_batch(self, samples: Sequence[Sample], features: Features, indices: Sequence[int]) -> Texts:
         rows = [features.of(i, 0) for i in indices]
@@ -158,8 +167,7 @@ class EagleTrainer(Trainer):
         with torch.no_grad():
             wanted = (batch.hidden.to(self._rows.dtype) @ self._rows.T).float().softmax(-1)
         n = len(batch.tokens)
-        seen = (batch.texts[:, None] == batch.texts) & torch.ones(n, n, dtype=torch.bool).tril()
-        attend, losses = _Chains(seen), []
+        attend, losses = _Chains(batch.texts.bincount().tolist()), []
         with torch.autocast("cpu", torch.bfloat16):
             state = self.head.fc(batch.states.float()).float()
         for j in range(min(self._unroll, n - 1)):

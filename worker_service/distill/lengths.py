@@ -105,6 +105,6 @@ def _shares(examples: Examples) -> torch.Tensor:
 
 
 def explained(true: Sequence[float], guessed: Sequence[float]) -> float:
-    """Share of the variance of `true`, after the best line through the guesses."""
+    """Share of the variance of `true`, after the best line through the guesses; 0 where either has none."""
     pairs = torch.tensor([list(true), list(guessed)], dtype=torch.float64)
-    return float(torch.corrcoef(pairs)[0, 1] ** 2) if len(true) > 2 else 0.0
+    return float((torch.corrcoef(pairs)[0, 1] ** 2).nan_to_num()) if len(true) > 2 else 0.0

@@ -23,6 +23,7 @@ from worker_service.engine.length_head import (
     middle,
     save_length_head,
 )
+from worker_service.engine.shape import text_config
 from worker_service.models import LoadedModel
 from worker_service.prompts import PromptError
 
@@ -33,7 +34,8 @@ JUDGED = 64  # where they are judged
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Share of the variance of ln(tokens that remain) that readings explain: at the first token, and at JUDGED."""
+    """Share of the variance of ln(tokens that remain) that readings explain: at the first token, and at JUDGED. Of
+    answers that a bound has cut nobody knows what remained: they do not count."""
 
     answers: int
     first: float
@@ -50,11 +52,11 @@ def make_probe(
         fits = fit(first), fit(later)
     except ValueError as error:
         raise PromptError(str(error)) from error
-    size = target.model.config.hidden_size
+    size = text_config(target.model.config).hidden_size
     head = LengthHead(LengthHeadConfig(VERSION, target.name, target.fingerprint, size, EVERY))
     install(head, *fits)
     save_length_head(head, options.out)
-    worth = {"learned": _left_out(len(learned), first, later, fits), "held out": _judged(options, target, head, judges)}
+    worth = {"learned": _left_out(learned, first, later, fits), "held out": _judged(options, target, head, judges)}
     report = {name: asdict(each) for name, each in worth.items()}
     (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     return worth
@@ -108,7 +110,8 @@ def _examples(
 ) -> Examples:
     """The positions after the first token (0), or after so many."""
     ids = hashlib.sha256(repr([(sample.prompt, sample.output) for sample in samples]).encode()).hexdigest()[:8]
-    features = Features(options.work / f"features-{name}-{ids}.bin", samples, target.model.config.hidden_size)
+    size = text_config(target.model.config).hidden_size
+    features = Features(options.work / f"features-{name}-{ids}.bin", samples, size)
     features.compute(target.model, samples, lambda done, total: None)
     inputs, left, cut, answers = [], [], [], []
     for number, sample in enumerate(samples):
@@ -135,12 +138,13 @@ def _mean(mean: torch.Tensor, seen: int, states: torch.Tensor) -> torch.Tensor:
     return mean
 
 
-def _left_out(answers: int, first: Examples, later: Examples, fits: tuple[Fit, Fit]) -> Worth:
-    ages = [
-        explained(part.left.log().tolist(), one.guessed.tolist())
-        for part, one in zip((first, later), fits, strict=True)
+def _left_out(learned: Sequence[Sample], first: Examples, later: Examples, fits: tuple[Fit, Fit]) -> Worth:
+    lengths = torch.tensor([len(sample.output) for sample in learned])
+    shares = [
+        _explained(part, one.guessed, lengths[part.answers] - part.left == at + 1)
+        for at, part, one in zip((0, JUDGED), (first, later), fits, strict=True)
     ]
-    return Worth(answers, *ages)
+    return Worth(len(learned), *shares)
 
 
 def _judged(options: Namespace, target: LoadedModel, head: LengthHead, judges: Sequence[Sample]) -> Worth:
@@ -153,5 +157,11 @@ def _judged(options: Namespace, target: LoadedModel, head: LengthHead, judges: S
             continue
         with torch.inference_mode():
             guessed = middle(layer(seen.inputs).log_softmax(-1))
-        shares.append(explained(seen.left.log().tolist(), guessed.tolist()))
+        shares.append(_explained(seen, guessed, torch.ones_like(seen.cut)))
     return Worth(len(judges), *shares)
+
+
+def _explained(part: Examples, guessed: torch.Tensor, judged: torch.Tensor) -> float:
+    """Of the positions that are `judged` [n], in answers that ended."""
+    whole = judged & ~part.cut
+    return explained(part.left[whole].log().tolist(), guessed[whole].tolist())

@@ -1,11 +1,13 @@
-"""How much time a drafter saves: engines with and without it answer the same prompts in turn, one at a time."""
+"""How much time a drafter saves: an engine answers the same prompts with and without it in turn, one at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from worker_service.bench.race import Rounds, race
+from worker_service.bench.race import Answer, Batch, Rounds, race
 from worker_service.bench.systems import Ours
+from worker_service.engine.drafting.drafter import Drafter
+from worker_service.engine.drafting.shielded import Shielded
 from worker_service.engine.engine import Engine
 
 
@@ -20,15 +22,29 @@ class Speed:
     tokens_per_round: float  # over all prompts
 
 
+class _Drafted(Ours):
+    """An engine that has this drafter for as long as it answers: one copy of the target is enough for all."""
+
+    def __init__(self, engine: Engine, drafter: Drafter, draft_len: int) -> None:
+        super().__init__(engine, draft_len, ignore_eos=False)
+        self._drafter = Shielded(drafter)
+
+    def answer(self, batch: Batch, max_tokens: int) -> Answer:
+        self._engine.drafter = self._drafter
+        return super().answer(batch, max_tokens)
+
+
 def compare(
-    engines: Mapping[str, Engine],
+    engine: Engine,
+    drafters: Mapping[str, Drafter],
     prompts: Sequence[Sequence[int]],
     *,
     max_tokens: int,
     draft_len: int,
     progress: Callable[[], None],
 ) -> dict[str, Speed]:
-    systems = {name: Ours(engine, draft_len, ignore_eos=False) for name, engine in engines.items()}
+    """`engine`: made with the one of `drafters` that reads layers of the target, if any does."""
+    systems = {name: _Drafted(engine, drafter, draft_len) for name, drafter in drafters.items()}
     answers = race(systems, [[prompt] for prompt in prompts], max_tokens, progress)
     return {
         name: _speed([answer.rounds for answer in given if answer.rounds.passes]) for name, given in answers.items()

@@ -1,9 +1,11 @@
 """The second half of distillation: a head learns to continue from the target's hidden states. No text is made here."""
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,14 @@ def last_states(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 class Features:
-    """What the target knows at every position of every sample, in a file that grows sample by sample."""
+    """What the target knows at every position of every sample, in a file that grows sample by sample. One beside it has
+    a digest of each of these samples."""
 
     def __init__(self, file: Path, samples: Sequence[Sample], hidden_size: int) -> None:
         """`hidden_size`: numbers that are known at a position."""
         self._file, self._hidden_size = file, hidden_size
         self._begins = np.cumsum([0, *(len(s.prompt) + len(s.output) - 1 for s in samples)]).tolist()
+        self._digests = [hashlib.sha256(repr((s.prompt, s.output)).encode()).hexdigest()[:16] for s in samples]
 
     def compute(
         self,
@@ -43,18 +47,22 @@ class Features:
         progress: Callable[[int, int], None],
         known: Callable[[Any, torch.Tensor], torch.Tensor] = last_states,
     ) -> None:
-        """Append what is missing. `model`: the target; `progress` is told the samples done and all; `known`: what
-        `model` knows [n, hidden_size] at each of n tokens."""
-        row_bytes = 2 * self._hidden_size
+        """Append what is missing, and replace what is of other samples. `model`: the target; `progress` is told the
+        samples done and all; `known`: what `model` knows [n, hidden_size] at each of n tokens."""
+        row_bytes, names = 2 * self._hidden_size, self._file.with_suffix(".digests")
         have = self._file.stat().st_size // row_bytes if self._file.exists() else 0
-        done = sum(begin <= have for begin in self._begins[1:])
-        with self._file.open("ab") as out, torch.inference_mode():
+        told = names.read_text().split() if names.exists() else []
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(told, self._digests, strict=False)))
+        done = min(same, sum(begin <= have for begin in self._begins[1:]))
+        with self._file.open("ab") as out, names.open("w", buffering=1) as digests, torch.inference_mode():
+            digests.writelines(f"{digest}\n" for digest in self._digests[:done])
             out.truncate(self._begins[done] * row_bytes)
             for i in range(done, len(samples)):
                 progress(i, len(samples))
                 tokens = torch.tensor((samples[i].prompt + samples[i].output)[:-1], device=model.device)
                 hidden = known(model, tokens)
                 out.write(hidden.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().tobytes())
+                digests.write(f"{self._digests[i]}\n")
         progress(len(samples), len(samples))
 
     def of(self, index: int, begin: int) -> torch.Tensor:
@@ -80,18 +88,19 @@ def draft_vocabulary(samples: Sequence[Sample], size: int) -> list[int]:
     return [token for token, _ in counts.most_common(size)]
 
 
-def batches(samples: Sequence[Sample], tokens: int, seed: int) -> Iterator[list[int]]:
-    """Indices of samples in random order, in batches of some `tokens` of output. The rest is left out, unless it is
-    all."""
+def batches(samples: Sequence[Sample], tokens: int, seed: int, most: float = math.inf) -> Iterator[list[int]]:
+    """Indices of samples in random order, in batches of some `tokens` of output, or of `most` tokens with the prompts
+    where those come first. The rest is left out, unless it is all."""
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
     batch: list[int] = []
-    size = 0
+    size = whole = 0
     for i in order:
         batch.append(i)
         size += len(samples[i].output)
-        if size >= tokens:
+        whole += len(samples[i].prompt) + len(samples[i].output)
+        if size >= tokens or whole >= most:
             yield batch
-            batch, size = [], 0
+            batch, size, whole = [], 0, 0
     if len(batch) == len(order):
         yield batch
 
@@ -117,6 +126,8 @@ def initialise(head: DraftHead, model: Any) -> None:
 class Trainer:
     """A head in training, its optimizer, and the steps done. An interrupted training goes on by `save` and `load`."""
 
+    reads: float = math.inf  # at most so many tokens in a batch for each one of output that was asked for
+
     def __init__(
         self,
         head: DraftHead | EagleHead,
@@ -132,6 +143,7 @@ class Trainer:
         self._embeddings, self._output = embeddings, output
         self._rows = output[head.draft_ids]
         self._unroll, self._learning_rate = unroll, learning_rate
+        self.options: dict[str, float] = {"unroll": unroll, "learning_rate": learning_rate}  # kept with what is learned
         self._optimizer = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=0.02)
 
     def make_batch(self, samples: Sequence[Sample], features: Features, indices: Sequence[int]) -> Any:
@@ -179,14 +191,20 @@ class Trainer:
         return float(losses[0].detach()), total
 
     def save(self, file: Path) -> None:
-        content = {"head": self.head.state_dict(), "optimizer": self._optimizer.state_dict(), "step": self.step}
+        own = {"head": self.head.state_dict(), "optimizer": self._optimizer.state_dict()}
+        content = {**own, "step": self.step, "options": self.options}
         scratch = file.with_suffix(".new")
         torch.save(content, scratch)
         scratch.replace(file)
 
     def load(self, file: Path) -> None:
-        """Raises ModelError if the checkpoint is of a head of another size."""
+        """Raises ModelError if the checkpoint is of a head of another size or was trained with other options: more
+        passes alone are gone on with."""
         content = torch.load(file, weights_only=True)
+        known = content.get("options", {})
+        if other := [name for name, value in self.options.items() if not _goes_on(name, known.get(name, value), value)]:
+            told = " and ".join(f"--{name.replace('_', '-')} {known[name]:g}" for name in other)
+            raise ModelError(f"{file} was trained with {told}; remove it to train anew")
         own, saved = self.head.state_dict(), content["head"]
         if {name: weight.shape for name, weight in own.items()} != {name: each.shape for name, each in saved.items()}:
             told = "was trained with other --draft-tokens or on less output; remove it to train anew"
@@ -208,15 +226,22 @@ def train(
     progress: Callable[[int, int, float], None],
 ) -> None:
     """Go `passes` times over `samples`, from `checkpoint` on if there is one. `progress`: steps done, all, the loss."""
+    trainer.options |= {"passes": passes, "batch_tokens": batch_tokens}
     if checkpoint.exists():
         trainer.load(checkpoint)
-    plan = [batch for number in range(passes) for batch in batches(samples, batch_tokens, number)]
+    most = trainer.reads * batch_tokens
+    plan = [batch for number in range(passes) for batch in batches(samples, batch_tokens, number, most)]
     for indices in plan[trainer.step :]:
         loss = trainer.train_step(trainer.make_batch(samples, features, indices), len(plan))
         progress(trainer.step, len(plan), loss)
         if trainer.step % _SAVE_STEPS == 0:
             trainer.save(checkpoint)
     trainer.save(checkpoint)
+
+
+def _goes_on(option: str, trained: float, told: float) -> bool:
+    """Whether training with a `told` option is a continuation of one with the `trained`."""
+    return told >= trained if option == "passes" else told == trained
 
 
 def _schedule(done: float) -> float:

@@ -83,11 +83,16 @@ def distill(options: Namespace, console: Console) -> None:
             return tell_worth(make_probe(options, target, learned, judges), options, console)
         maker = _learn(options, target, learned, bar)
         acceptance = evaluate(maker, target, judges, bar)
+        report: dict[str, object] = {"acceptance": acceptance}
+        _write(report, options)  # it took long, and the race may want more memory than there is
         speed = _race(options, target, maker, judges, bar)
-    report = {"acceptance": acceptance, "speed": {name: asdict(row) for name, row in speed.items()}}
-    (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    _write(report | {"speed": {name: asdict(row) for name, row in speed.items()}}, options)
     _print(acceptance, speed, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
     console.print(f"the drafter: {options.out}; serve with it: laps-sd up --drafter {options.out}")
+
+
+def _write(report: dict[str, object], options: Namespace) -> None:
+    (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _check_form(target: LoadedModel) -> None:
@@ -147,12 +152,13 @@ def _learn(options: Namespace, target: LoadedModel, learned: Sequence[Sample], b
         save_eagle(eagle, options.out)
         memory = {"blocks": _blocks(options, 1) + 1, "block_tokens": _BLOCK_TOKENS}
         return partial(eagle_drafter, load_eagle(options.out), target, **memory)
+    config = text_config(model.config)
     head = DraftHead(
         DraftHeadConfig(
             target=target.name,
             vocabulary=vocabulary_digest(target.tokenizer),
-            hidden_size=model.config.hidden_size,
-            intermediate_size=getattr(model.config, "intermediate_size", 4 * model.config.hidden_size),
+            hidden_size=config.hidden_size,
+            intermediate_size=getattr(config, "intermediate_size", 4 * config.hidden_size),
             draft_tokens=len(ids),
         )
     )
@@ -237,11 +243,11 @@ def _race(
 ) -> dict[str, Speed]:
     default = with_lookup(maker())
     drafters: dict[str, Drafter] = {"none": NoDrafter(), "ngram": NgramDrafter(), "default": default}
-    engines = {name: _engine(options, drafter, target.tokenizer, 1) for name, drafter in drafters.items()}
     prompts = [sample.prompt for sample in samples[: options.race]]
-    task = bar.add_task("race", total=len(engines) * len(prompts), unit="answers")
+    task = bar.add_task("race", total=len(drafters) * len(prompts), unit="answers")
     return compare(
-        engines,
+        _engine(options, default, target.tokenizer, 1),
+        drafters,
         prompts,
         max_tokens=options.max_tokens,
         draft_len=options.race_draft_len,

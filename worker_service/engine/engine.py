@@ -134,6 +134,8 @@ class Engine:
         """Give back all that it holds: it has ended, or another worker runs it. Unknown ids are no error."""
         self.drop(request_id)
         self._requests.pop(request_id, None)
+        if self._probe:
+            self._probe.forget(request_id)
 
     def drop(self, request_id: str) -> None:
         """Give back its KV; when it runs again that is computed anew from its tokens. Unknown ids are no error."""
@@ -267,7 +269,7 @@ class Engine:
         if isinstance(mask, StructureError):
             request.error, sampled = str(mask), ()
         elif work.num_logits and not sampled:
-            request.error = "logits: with bias and penalties they are not finite, so no token can be drawn"
+            request.error = "logits: not finite with structure, min_tokens, bias and penalties, or by the model itself"
         if request.error:
             request.finish = Finish.ERROR
         emitted = request.extend(sampled)

@@ -85,7 +85,7 @@ class LengthProbe:
         running: list[int] = []
         for i, row in enumerate(rows):
             if row.finish is not None:
-                self._forget(row.request_id)
+                self.forget(row.request_id)
             elif row.tokens:
                 running.append(i)
         if not running:
@@ -151,7 +151,7 @@ class LengthProbe:
         if (kept := self._kept.pop(row.request_id, None)) is not None:
             return kept if row.start else (kept[0], 0)
         if len(self._kept) >= MOST:
-            self._forget(next(iter(self._kept)))
+            self.forget(next(iter(self._kept)))
         if not self._vacant:
             size, width = self._means.shape
             more = torch.zeros(max(8, size), width, device=self._means.device)
@@ -159,7 +159,8 @@ class LengthProbe:
             self._vacant = list(reversed(range(size, len(self._means))))
         return self._vacant.pop(), 0
 
-    def _forget(self, id: str) -> None:
+    def forget(self, id: str) -> None:
+        """It goes on elsewhere, or nobody wants it. Unknown ids are no error."""
         if (kept := self._kept.pop(id, None)) is not None:
             self._vacant.append(kept[0])
 

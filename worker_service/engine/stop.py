@@ -7,6 +7,7 @@ from typing import Any
 _REPLACEMENT = "\ufffd"
 # Several tokens in a row may each end within a character (emoji, CJK). After this many they are taken for no text.
 _INCOMPLETE_TOKENS = 16
+_WITHOUT_TEXT = 4  # of those without text so many are kept, no special ones: a later one may show theirs
 
 
 class StopStrings:
@@ -38,14 +39,27 @@ class StopStrings:
 
     def _detokenize(self, token: int) -> str:
         """The text that this token completes. If it ends within a character: without that, by bytes, else empty."""
+        decode, context = self._tokenizer.decode, self._context
         self._fresh.append(token)
-        known = len(self._tokenizer.decode(self._context)) + self._told
-        text: str = self._tokenizer.decode(self._context + self._fresh)
-        if text.endswith(_REPLACEMENT) and len(self._fresh) < _INCOMPLETE_TOKENS:
+        shown: str = decode(context)
+        text: str = decode(context + self._fresh)
+        half, longer = text.endswith(_REPLACEMENT), len(text) > len(shown)
+        if not self._by_bytes and (half or not longer) and self._is_nothing(token):
+            self._fresh.pop()  # it must not push out, nor part, those that are held
+            return ""
+        known = len(shown) + self._told
+        if half and len(self._fresh) < _INCOMPLETE_TOKENS:
             whole = text.rstrip(_REPLACEMENT)[known:] if self._by_bytes else ""
             self._told += len(whole)
             return whole
-        if self._by_bytes or len(text) > known or not self._context:  # else the next would decode as at the beginning
-            self._context = self._fresh
-        self._fresh, self._told = [], 0
-        return text[known:]
+        if not self._by_bytes and not longer:  # decoders may tell a space only together with what follows it
+            del self._fresh[:-_WITHOUT_TEXT]
+            return ""
+        whole = text[known:] if self._by_bytes or text.startswith(shown) else decode(self._fresh)
+        self._context, self._fresh, self._told = self._fresh, [], 0
+        return whole
+
+    def _is_nothing(self, token: int) -> bool:
+        """Whether decoding passes over it: it is special, or there is no such token."""
+        decode = self._tokenizer.decode
+        return decode([token]) != decode([token], skip_special_tokens=False) or not self._tokenizer.id_to_token(token)

@@ -221,7 +221,7 @@ class Structures:
         self._vocab_size, self._eos_ids, self._model_tokenizer = vocab_size, eos_ids, tokenizer
         self._new_maker = partial(MaskMaker, -(-self._width // 32), vocab_size if few else 0)
         self._maker = self._new_maker()
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         if self._width > _LARGE:
             self._tokenizer.exception()  # what is wrong with it is told by the first grammar
 
@@ -236,10 +236,16 @@ class Structures:
         return beside(partial(_tokenizer, self._model_tokenizer, self._width, sorted(self._eos_ids)))
 
     def matcher(self, grammar: str, output: Sequence[int]) -> Matcher:
-        """Begin to compile, and to follow the tokens that exist."""
-        return Matcher(beside(partial(self._build, self._tokenizer, grammar, list(output))), self._eos_ids)
+        """Begin to compile, if no request has had that grammar, and to follow the tokens that exist."""
+        compiled = self._compiled.pop(grammar, None)
+        if compiled is None or (compiled.done() and compiled.exception()):
+            compiled = beside(partial(self._build, self._tokenizer, grammar))
+        self._compiled[grammar] = compiled
+        if len(self._compiled) > _KEPT:
+            self._compiled.popitem(last=False)
+        return Matcher(beside(partial(_following, compiled, list(output))), self._eos_ids)
 
-    def _build(self, made: "Future[LLTokenizer]", grammar: str, output: list[int]) -> "LLMatcher":
+    def _build(self, made: "Future[LLTokenizer]", grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
 
         try:
@@ -247,13 +253,7 @@ class Structures:
         except Exception as error:  # of a kind that llguidance does not know: all other requests are served
             raise StructureError(f"llguidance cannot use this model's tokenizer: {_said(error)}") from None
         limits = LLParserLimits(max_lexer_states=_LEXER_STATES, verbose_errors=False)
-        known = self._compiled.pop(grammar, None) or LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-        self._compiled[grammar] = known
-        if len(self._compiled) > _KEPT:
-            self._compiled.popitem(last=False)
-        matcher = known.deep_copy()
-        matcher.consume_tokens(output)
-        return matcher
+        return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
 
     def begin(self, asked: Mapping[str, Asked]) -> "Future[Masks]":
         """Compute the masks of a step, of requests by name; they do not depend on the forward pass."""
@@ -270,6 +270,12 @@ class Structures:
             self._maker = self._new_maker()
             problem = StructureError(f"structure: the masks of this step failed: {_said(error)}")
             return dict.fromkeys(asked, problem)
+
+
+def _following(compiled: "Future[LLMatcher]", output: list[int]) -> "LLMatcher":
+    matcher = compiled.result(COMPILE_S).deep_copy()
+    matcher.consume_tokens(output)
+    return matcher
 
 
 def _tokenizer(tokenizer: Any, size: int, eos_ids: list[int]) -> "LLTokenizer":

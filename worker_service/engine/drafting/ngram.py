@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from worker_service.engine.drafting.drafter import Ask, Drafter
 
+_FIRST = 16_384  # tokens: of a longer text only so many of the last ones are looked through when it is first seen
+
 
 class NgramDrafter(Drafter):
     """Prompt lookup: what followed the most recent earlier occurrence of the longest matching suffix.
@@ -33,7 +35,7 @@ class NgramDrafter(Drafter):
 
 
 class _NgramIndex:
-    """All n-grams of one request's tokens: O(longest) a token, however long the text."""
+    """The n-grams of one request's tokens: O(longest) a token, however long the text."""
 
     def __init__(self, longest: int, shortest: int, cautious: bool) -> None:
         self._longest, self._shortest, self._cautious = longest, shortest, cautious
@@ -51,7 +53,7 @@ class _NgramIndex:
 
     def _extend(self, tokens: Sequence[int]) -> None:
         # The last token is left out: an n-gram that ends there has no continuation yet.
-        for end in range(self._indexed + 1, len(tokens)):
+        for end in range(max(self._indexed, len(tokens) - _FIRST) + 1, len(tokens)):
             for n in range(self._shortest, min(self._longest, end) + 1):
                 self._next[tuple(tokens[end - n : end])] = end
             self._indexed = end
