@@ -3,6 +3,7 @@ for the background. It decides nothing."""
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
@@ -51,6 +52,8 @@ class Learning:
         self.length = learned.length
         if learned.served == self._served:
             self.acceptance = learned.acceptance
+        else:
+            learned = _of_other_drafts(learned)
         if self.predictor is not None:
             self.predictor.restore(learned.examples, learned.model, learned.version)
         else:
@@ -113,6 +116,15 @@ class Learning:
                     self._written = finished
 
         return save
+
+
+def _of_other_drafts(learned: Learned) -> Learned:
+    """What the predictor knows of lengths alone."""
+    examples = tuple(each._replace(drafted=0, accepted=0) for each in learned.examples.examples)
+    model = learned.model
+    if model is not None:
+        model = replace(model, tells=model.tells & [True, False])
+    return replace(learned, examples=learned.examples._replace(examples=examples), model=model)
 
 
 def _fit(background: Background, known: Snapshot) -> Model:

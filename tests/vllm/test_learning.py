@@ -131,3 +131,15 @@ def test_what_a_predictor_learned_outlives_a_start_without_one(tmp_path: Path) -
     left = decode(file.read_bytes())
     assert left.model is not None
     assert (left.length.finished, left.examples.finished, len(left.examples.examples), left.version) == (1, 40, 40, 3)
+
+
+def test_of_other_drafts_a_predictor_knows_lengths_alone(tmp_path: Path) -> None:
+    taught(file := tmp_path / "kept.learned", "a model/ngram")
+    same, other = (Learning(ByHand(), file, True, served, 4, print) for served in ("a model/ngram", "a model/eagle"))
+    (expected, without) = same.expect(ROW), other.expect(ROW)
+    assert expected is not None
+    assert without is not None
+    assert (expected.length, expected.acceptance) == (without.length, pytest.approx(0.2))
+    assert without.acceptance is None
+    assert other.predictor is not None
+    assert {each[1:] for each in other.predictor.known().examples} == {(9, 0, 0, False)}
