@@ -39,7 +39,7 @@ class Server:
 
     def ssl_context(self) -> ssl.SSLContext:
         """What Python's own TLS needs to trust the same authorities."""
-        return ssl.create_default_context(cadata=self.ca.decode("latin-1") if self.ca else None)
+        return ssl.create_default_context(cadata=self.ca.decode() if self.ca else None)
 
 
 def find_server(server: str | None, api_key: str | None, ca: str | os.PathLike[str] | None) -> Server:
@@ -70,7 +70,7 @@ def check_address(target: str) -> None:
 
 
 def read_ca(file: Path) -> bytes:
-    """The file, if it holds certificates. Raises BadInput."""
+    """The certificates in the file, as ASCII. Raises BadInput."""
     try:
         pem = file.read_bytes()
     except OSError as error:
@@ -80,4 +80,4 @@ def read_ca(file: Path) -> bytes:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=certificates)
     except (ssl.SSLError, ValueError) as error:  # ValueError: an empty file
         raise BadInput("ca", f"{file} is no PEM file of certificates") from error
-    return pem
+    return certificates.encode()
