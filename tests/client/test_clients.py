@@ -265,6 +265,9 @@ def test_address_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert (found.targets, found.tls, found.metadata) == (("far:1", "far:2"), True, (("authorization", "Bearer key"),))
     assert find_server("127.0.0.1:7", "mine", None).metadata == (("authorization", "Bearer mine"),)
     assert "key" not in repr(found)
+    assert find_server(None, "", None).metadata == ()
+    monkeypatch.setenv("LAPS_SD_API_KEY", "")
+    assert find_server("far:1", None, None).metadata == ()
 
 
 @both
