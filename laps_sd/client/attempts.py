@@ -79,12 +79,12 @@ class Attempts:
         told_s = request_error(error).retry_after_ms / 1e3
         pause_s = max(told_s, self._pause_s) * random.uniform(1.0, 1.2)  # so that not all come back at once
         now, broken = self.clock(), error.code() in _BROKEN
-        if self._deadline is not None and now + pause_s >= self._deadline:
+        if told_s > MOST_TOLD_S or (self._deadline is not None and now + pause_s >= self._deadline):
             return None
         if broken and (self._broken_at is None or now > self._again_at + self.patience_s):
             self._broken_at = now  # also where an attempt has lived so long: it was no answer to the break before
         if self._broken_at is None or not broken or now + pause_s > self._broken_at + self.patience_s:
-            refused = (self.again or not self.begun) and 0 < told_s <= MOST_TOLD_S
+            refused = (self.again or not self.begun) and told_s > 0
             never_sent = not self.begun and broken and (error.details() or "").startswith(_NEVER_SENT)
             if self._retries >= self.max_retries or not (refused or never_sent or (broken and self.again)):
                 return None

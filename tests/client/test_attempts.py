@@ -66,7 +66,9 @@ def test_a_refusal_that_says_nothing_of_the_kind_is_final(clock: Clock, refusal:
 
 def test_a_time_too_long_is_not_waited_for(clock: Clock) -> None:
     ms = int(1000 * MOST_TOLD_S) + 1
-    assert attached(clock).pause_s(said(QueueFull("full", retry_after_ms=ms))) is None
+    resumed = Attempts(inference_pb2.ResumeRequest(), max_retries=2, patience_s=RESUME_S, clock=clock)
+    for attempts, refusal in ((attached(clock), QueueFull), (resumed, NotServing)):
+        assert attempts.pause_s(said(refusal("later", retry_after_ms=ms))) is None
 
 
 def test_a_pause_that_ends_after_the_deadline_is_not_begun(clock: Clock) -> None:
