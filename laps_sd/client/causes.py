@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from laps_sd.client.server import Server
 
 PROBE_S = 1.0  # of connecting, and of the handshake
+ALERTS = " alert ", "unrecognized name"  # in OpenSSL's words for what the other side said, in TLS
 GRPC = ["h2"]  # what TLS is asked to carry
 
 
@@ -47,7 +48,12 @@ def _handshake(plain: socket.socket, host: str, target: str, server: Server) -> 
     except ssl.SSLCertVerificationError as error:
         by = server.ca_name or "the public authorities"
         return Cause(f"the certificate of {target} is not one that {by} vouches for: {error.verify_message}", False)
-    except ssl.SSLError:
+    except ssl.SSLError as error:
+        said = str(error.strerror).partition("] ")[2].rpartition(" (")[0]  # not all alerts have a `reason`
+        if "no application protocol" in said:
+            return _http(target)
+        if any(part in said for part in ALERTS):
+            return Cause(f"{target} ends the TLS handshake: {said}", False)
         return Cause(f"{target} does not speak TLS: leave out --ca (ca=) and https://", False)
     except OSError:
         pass  # it hung up, and does not say why

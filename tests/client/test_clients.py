@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import grpc
@@ -210,6 +211,29 @@ def test_the_http_port_in_place_of_the_grpc_port_is_named(by: Any) -> None:
                 by("complete", "x")(f"127.0.0.1:{server.server_port}")
         finally:
             server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("alert", "words"),
+    [
+        (40, "alert handshake failure"),
+        (70, "ends the TLS handshake: tlsv1 alert protocol version"),
+        (112, "ends the TLS handshake: tlsv1 unrecognized name"),
+        (120, "speaks HTTP, not gRPC"),  # it has no protocol in common
+    ],
+)
+def test_a_server_that_ends_the_handshake_is_not_said_to_be_without_tls(alert: int, words: str, certs: Path) -> None:
+    class Ends(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            self.request.sendall(bytes([21, 3, 3, 0, 2, 2, alert]))
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Ends) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        target = f"127.0.0.1:{server.server_address[1]}"
+        cause = find_cause(find_server(target, None, certs / "gateway" / "ca.crt"), target)
+    assert cause is not None
+    assert words in cause.words
 
 
 @both
