@@ -132,7 +132,7 @@ class AsyncClient(Base):
                     if len(self._server.targets) > 1:
                         break  # another gateway may serve
             except grpc.RpcError as error:
-                cause = await asyncio.to_thread(self._cause, error, at)
+                cause = await asyncio.to_thread(self._cause, attempts, error, at)
                 if (again_s := self._wait_s(attempts, error, cause)) is None:
                     raise self._not_ready(timeout_s, cause) from error
                 pause_s = again_s
@@ -154,5 +154,5 @@ class AsyncClient(Base):
         """Seconds until the next attempt, at the next target. Raises the RequestError that ends the call."""
         self._at = at + 1
         if (pause_s := attempts.pause_s(error)) is None:
-            raise self._failure(attempts, error, await asyncio.to_thread(self._cause, error, at)) from error
+            raise self._failure(attempts, error, await asyncio.to_thread(self._cause, attempts, error, at)) from error
         return pause_s

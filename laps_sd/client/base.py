@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from laps_sd.client.attempts import MOST_S, RESUME_S, Attempts, generating, of_the_connection, request_error
-from laps_sd.client.causes import Cause, find_cause
+from laps_sd.client.causes import Cause, by_proxy, find_cause
 from laps_sd.client.params import filled, generate_request
 from laps_sd.client.server import find_server
 from laps_sd.client.wire import (
@@ -116,10 +116,14 @@ class Base:
         waited_s = check_timeout(timeout_s)
         return Attempts(None, 0, waited_s, patience_s=waited_s or 0.0)
 
-    def _cause(self, error: grpc.RpcError, at: int) -> Cause | None:
+    def _cause(self, attempts: Attempts, error: grpc.RpcError, at: int) -> Cause | None:
         """Why the connection to target number `at` failed, if that is what failed. Blocks: it tries to connect."""
         targets = self._server.targets
-        return find_cause(self._server, targets[at % len(targets)]) if of_the_connection(error) else None
+        target = targets[at % len(targets)]
+        late = attempts.begun and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # it answered, and took too long
+        if late or by_proxy(target) or not of_the_connection(error):
+            return None
+        return find_cause(self._server, target)
 
     def _failure(self, attempts: Attempts, error: grpc.RpcError, cause: Cause | None) -> RequestError:
         """What the caller is told."""

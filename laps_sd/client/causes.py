@@ -1,15 +1,18 @@
 """Why a server could not be reached, in a sentence: a connection is tried by hand, since gRPC says only that its own
 failed. Nothing but a TLS handshake and the request `GET /` is sent."""
 
+import os
 import socket
 import ssl
 from dataclasses import dataclass
 
 from laps_sd.client.server import Server
+from laps_sd.client.wire import is_loopback
 
 PROBE_S = 1.0  # of connecting, and of the handshake
 ALERTS = " alert ", "unrecognized name"  # in OpenSSL's words for what the other side said, in TLS
 GRPC = ["h2"]  # what TLS is asked to carry
+PROXIES = "grpc_proxy", "https_proxy", "http_proxy"  # the first that is set counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,16 @@ class Cause:
 
     words: str
     passing: bool = True
+
+
+def by_proxy(target: str) -> bool:
+    """Whether gRPC goes there through the HTTP proxy that the environment names. Of addresses that need none, networks
+    are not told apart."""
+    host, names = target.rpartition(":")[0], os.environ
+    if is_loopback(host) or not next((names[each] for each in PROXIES if each in names), ""):
+        return False
+    exempt = names.get("no_grpc_proxy", names.get("no_proxy", ""))
+    return not any(host.endswith(each) for each in exempt.replace(" ", "").split(",") if each)
 
 
 def find_cause(server: Server, target: str) -> Cause | None:

@@ -20,7 +20,7 @@ from laps_sd import AsyncClient, Client
 from laps_sd.authority import make_certs
 from laps_sd.client import BadInput, BeyondEnd, Chunk, DeadlinePassed, Lost, NotServing, QueueFull, RequestError
 from laps_sd.client.base import SERVICE, SERVING
-from laps_sd.client.causes import find_cause
+from laps_sd.client.causes import Cause, by_proxy, find_cause
 from laps_sd.client.server import find_server
 from protos.v1 import inference_pb2
 from tests.client.scripted import Gateway, chunk, last, serving
@@ -142,6 +142,14 @@ def test_a_service_is_ready_when_one_of_its_gateways_is(by: Any) -> None:
 def test_a_deadline_names_who_did_not_finish(by: Any) -> None:
     with serving(Gateway([None])) as gateway, pytest.raises(DeadlinePassed, match=f"{gateway.target} did not finish"):
         by("complete", "x", timeout_s=0.2)(gateway.target)
+
+
+@both
+def test_who_has_answered_was_reached_though_the_deadline_passes(by: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laps_sd.client.base.find_cause", lambda *_: Cause("it does not answer"))
+    late = [chunk(0, [1]), grpc.StatusCode.DEADLINE_EXCEEDED]
+    with serving(Gateway(late)) as gateway, pytest.raises(DeadlinePassed, match="did not finish"):
+        by("complete", "x")(gateway.target)
 
 
 @both
@@ -379,4 +387,14 @@ def test_a_proxy_is_asked_for_another_machine(proxy: socket.socket) -> None:
         assert connection.recv(100).startswith(b"CONNECT far.invalid:50051 ")
         proxy.close()
         connection.close()
-        assert isinstance(asking.exception(WAIT_S), NotServing)
+        error = asking.exception(WAIT_S)
+    assert isinstance(error, NotServing)
+    assert "no machine is known" not in str(error)  # here, where nobody has to know it
+
+
+@pytest.mark.usefixtures("proxy")
+def test_a_machine_that_needs_no_proxy_is_looked_for_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "localhost, .here")
+    assert [by_proxy(at) for at in ("far.invalid:1", "a.here:1", "127.0.0.1:1")] == [True, False, False]
+    monkeypatch.setenv("grpc_proxy", "")
+    assert not by_proxy("far.invalid:1")
