@@ -2,6 +2,7 @@
 call, and what a failure is called. Nothing waits here."""
 
 import os
+import sys
 import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -112,9 +113,9 @@ class Base:
         """Of a call with one answer. `fields`: of its request. `again`: as in Attempts. Raises BadInput."""
         return Attempts(filled(request, **fields), self._max_retries, UNARY_TIMEOUT_S, again=again)
 
-    def _waiting(self, timeout_s: float) -> Attempts:
-        waited_s = check_timeout(timeout_s)
-        return Attempts(None, 0, waited_s, patience_s=waited_s or 0.0)
+    def _waiting(self, timeout_s: float | None) -> Attempts:
+        waited_s = check_timeout(MOST_S if timeout_s is None else timeout_s)
+        return Attempts(None, sys.maxsize, waited_s)
 
     def _cause(self, attempts: Attempts, error: grpc.RpcError, at: int) -> Cause | None:
         """Why the connection to target number `at` failed, if that is what failed. Blocks: it tries to connect."""
@@ -142,9 +143,10 @@ class Base:
         """Seconds until a server that is not ready is asked again; None: it is of no use."""
         return None if cause is not None and not cause.passing else attempts.pause_s(error)
 
-    def _not_ready(self, timeout_s: float, cause: Cause | None) -> NotServing:
-        why = cause.words if cause is not None else "it has no warmed worker"
-        return NotServing(f"{self.target} is not ready: {why} (waited {timeout_s:g} s at most)")
+    def _not_ready(self, attempts: Attempts, error: grpc.RpcError, cause: Cause | None) -> NotServing:
+        late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        why = cause.words if cause else "it has no warmed worker" if late else request_error(error).message
+        return NotServing(f"{self.target} is not ready: {why} (waited {attempts.timeout_s:g} s at most)")
 
 
 def check_timeout(timeout_s: float | None) -> float | None:

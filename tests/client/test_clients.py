@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from laps_sd import AsyncClient, Client
 from laps_sd.authority import make_certs
@@ -129,6 +130,32 @@ def test_no_server_is_a_question_that_helps(by: Any, ask: Any) -> None:
 def test_a_server_that_never_gets_ready_says_so_after_the_time_given(by: Any) -> None:
     with serving(Gateway()) as gateway, pytest.raises(NotServing, match="no warmed worker"):
         by("ready", 0.3)(gateway.target)
+
+
+class Watched(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # not typed
+    """Ends the first watch with `refusal`, and serves at the next."""
+
+    def __init__(self, refusal: RequestError | grpc.StatusCode) -> None:
+        self._script = Gateway([refusal])
+
+    def Watch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        self._script.Stats(request, context)
+        yield health_pb2.HealthCheckResponse(status=SERVING)
+
+
+@both
+def test_a_server_that_has_no_place_for_now_is_waited_for(by: Any) -> None:
+    (gateway := Gateway()).health = Watched(FULL)
+    with serving(gateway):
+        by("ready", WAIT_S)(gateway.target)
+
+
+@both
+@pytest.mark.parametrize("timeout_s", [WAIT_S, None])
+def test_a_server_that_cannot_tell_whether_it_is_ready_is_believed(by: Any, timeout_s: float | None) -> None:
+    (gateway := Gateway()).health = Watched(grpc.StatusCode.UNIMPLEMENTED)
+    with serving(gateway), pytest.raises(NotServing, match="is not ready: broken"):
+        by("ready", timeout_s)(gateway.target)
 
 
 @both
