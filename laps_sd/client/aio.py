@@ -153,6 +153,6 @@ class AsyncClient(Base):
     async def _pause_s(self, attempts: Attempts, error: grpc.RpcError, at: int) -> float:
         """Seconds until the next attempt, at the next target. Raises the RequestError that ends the call."""
         self._at = at + 1
-        if (pause_s := attempts.pause_s(error)) is None:
+        if (pause_s := attempts.pause_s(error, len(self._server.targets))) is None:
             raise self._failure(attempts, error, await asyncio.to_thread(self._cause, attempts, error, at)) from error
         return pause_s

@@ -55,9 +55,9 @@ class Base:
         """`server`: HOST:PORT, or several gateways of one service with commas between; when one is lost the next is
         asked. Default: LAPS_SD_SERVER in the environment, else 127.0.0.1:50051. The connection is TLS if `ca` is given,
         a PEM file of the authority that signed the server's certificate, or if `server` starts with https://, where the
-        public authorities count. `ca`: default LAPS_SD_CA in the environment; "": none. `api_key`: default
-        LAPS_SD_API_KEY in the environment. `max_retries`: how often a call is made again that the server refused and
-        said when to repeat, or that reached no server.
+        public authorities count. `ca`: default LAPS_SD_CA in the environment, `api_key`: LAPS_SD_API_KEY; "": none.
+        `max_retries`: how often a call is made again that the server refused and said when to repeat, or that reached
+        none of the gateways.
 
         Raises BadInput, also for a key that would travel to another machine unencrypted."""
         if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:

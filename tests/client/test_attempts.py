@@ -83,6 +83,15 @@ def test_a_server_that_was_not_reached_is_tried_again(clock: Clock) -> None:
     assert [attached(clock).pause_s(NOBODY), attached(clock).pause_s(BROKEN)] == [0.1, None]
 
 
+def test_a_retry_is_a_round_of_all_addresses_that_nobody_answers(clock: Clock) -> None:
+    """In turn. One that answers ends the round."""
+    attempts = Attempts(inference_pb2.GenerateRequest(), max_retries=2, again=False, clock=clock)
+    assert [attempts.pause_s(NOBODY, 3) for _ in range(6)] == [0.1, 0.1, 0.1, 0.2, 0.2, 0.2]
+    assert [attempts.pause_s(NOBODY, 3) for _ in range(3)] == [0.4, 0.4, None]
+    attempts = Attempts(inference_pb2.GenerateRequest(), max_retries=1, again=False, clock=clock)
+    assert [attempts.pause_s(error, 2) is None for error in (NOBODY, FULL, NOBODY, FULL)] == [False] * 3 + [True]
+
+
 def test_a_broken_stream_that_hanging_up_ends_is_not_looked_for(clock: Clock) -> None:
     attempts = attached(clock)
     attempts.got(chunk(0, [1, 2]))
