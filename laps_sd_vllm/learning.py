@@ -12,7 +12,7 @@ from scheduler_service.core.beliefs import Expected, FleetAcceptance, FleetLengt
 from scheduler_service.learned import Learned, Unreadable, decode
 from scheduler_service.predictor.model import Model
 from scheduler_service.predictor.online import OnlinePredictor
-from scheduler_service.predictor.window import UNREADABLE, Row, Snapshot, Window, pack, unpack
+from scheduler_service.predictor.window import EMPTY, UNREADABLE, Row, Snapshot, Window, pack, unpack
 
 SAVE_EVERY_S = 30.0  # if anything was learned since
 CLOSE_S = 1.0  # how long the end of the process may wait for the background
@@ -31,6 +31,7 @@ class Learning:
         self.length, self.acceptance = FleetLength(), FleetAcceptance.at(draft_len)
         self._background, self._file, self._served, self._say = background, file, served, say
         self.predictor = OnlinePredictor() if online else None
+        self._others: tuple[Snapshot, Model | None, int] = (EMPTY, None, 0)  # a predictor's, where none is now
         self._finished = self._written = 0  # requests: since the start, and of these in the file
         self._writing = Lock()  # of the file: the background's thread and the end of the process write it
         self._save_at = 0.0
@@ -51,8 +52,12 @@ class Learning:
         self.length = learned.length
         if learned.served == self._served:
             self.acceptance = learned.acceptance
+        else:
+            learned = _of_other_drafts(learned)
         if self.predictor is not None:
             self.predictor.restore(learned.examples, learned.model, learned.version)
+        else:
+            self._others = learned.examples, learned.model, learned.version
         self._say(f"learned from {learned.length.finished} requests earlier: {file}")
 
     def expect(self, row: Row) -> Expected | None:
@@ -101,10 +106,8 @@ class Learning:
     def _saving(self, file: Path) -> Callable[[], None]:
         """The state as it is now, unless by then the file has it or a later one; what takes long comes later."""
         finished, predictor = self._finished, self.predictor
-        learned = Learned(copy.deepcopy(self.length), copy.copy(self.acceptance), served=self._served)
-        if predictor is not None:
-            version = predictor.status.version
-            learned = replace(learned, examples=predictor.known(), model=predictor.model, version=version)
+        known = (predictor.known(), predictor.model, predictor.status.version) if predictor else self._others
+        learned = Learned(copy.deepcopy(self.length), copy.copy(self.acceptance), *known, served=self._served)
 
         def save() -> None:
             with self._writing:
@@ -113,6 +116,15 @@ class Learning:
                     self._written = finished
 
         return save
+
+
+def _of_other_drafts(learned: Learned) -> Learned:
+    """What the predictor knows of lengths alone."""
+    examples = tuple(each._replace(drafted=0, accepted=0) for each in learned.examples.examples)
+    model = learned.model
+    if model is not None:
+        model = replace(model, tells=model.tells & [True, False])
+    return replace(learned, examples=learned.examples._replace(examples=examples), model=model)
 
 
 def _fit(background: Background, known: Snapshot) -> Model:

@@ -118,9 +118,9 @@ class AsyncClient(Base):
         """Figures of the whole service."""
         return read(Stats, await self._ask("Stats", self._asking(inference_pb2.StatsRequest())))
 
-    async def ready(self, timeout_s: float = 60.0) -> None:
-        """Returns once a warmed worker serves; raises NotServing after `timeout_s` seconds, or as soon as it is clear
-        that waiting is of no use."""
+    async def ready(self, timeout_s: float | None = 60.0) -> None:
+        """Returns once a warmed worker serves; raises NotServing after `timeout_s` seconds (None: never), or as soon as
+        it is clear that waiting is of no use."""
         attempts, cause = self._waiting(timeout_s), None
         while True:
             at, pause_s = self._at, FIRST_PAUSE_S
@@ -132,9 +132,9 @@ class AsyncClient(Base):
                     if len(self._server.targets) > 1:
                         break  # another gateway may serve
             except grpc.RpcError as error:
-                cause = await asyncio.to_thread(self._cause, error, at)
+                cause = await asyncio.to_thread(self._cause, attempts, error, at)
                 if (again_s := self._wait_s(attempts, error, cause)) is None:
-                    raise self._not_ready(timeout_s, cause) from error
+                    raise self._not_ready(attempts, error, cause) from error
                 pause_s = again_s
             finally:
                 call.cancel()
@@ -153,6 +153,6 @@ class AsyncClient(Base):
     async def _pause_s(self, attempts: Attempts, error: grpc.RpcError, at: int) -> float:
         """Seconds until the next attempt, at the next target. Raises the RequestError that ends the call."""
         self._at = at + 1
-        if (pause_s := attempts.pause_s(error)) is None:
-            raise self._failure(attempts, error, await asyncio.to_thread(self._cause, error, at)) from error
+        if (pause_s := attempts.pause_s(error, len(self._server.targets))) is None:
+            raise self._failure(attempts, error, await asyncio.to_thread(self._cause, attempts, error, at)) from error
         return pause_s

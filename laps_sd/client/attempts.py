@@ -31,7 +31,7 @@ _NEVER_SENT = ("failed to connect", "DNS resolution failed")  # how gRPC begins 
 class Attempts:
     """The attempts at one call. `request` is what the next one asks.
 
-    max_retries: of refusals that may be repeated, and of servers that were not reached.
+    max_retries: of refusals that may be repeated, and of rounds in which no server was reached.
     patience_s: a broken call is repeated, however often, until so many seconds have passed since it first broke. An
     attempt that lives longer counts as an answer, or a proxy would end a long wait: only the deadline bounds those.
     again: whether it may be repeated although the server may have had it.
@@ -46,6 +46,7 @@ class Attempts:
     whole: bool = False  # the last chunk is there
     begun: bool = False  # a chunk is there
     _retries: int = 0
+    _unreached: int = 0  # targets in a row, of a round
     _pause_s: float = FIRST_PAUSE_S
     _deadline: float | None = field(init=False, default=None)
     _broken_at: float | None = None  # None: it has not, since the last chunk
@@ -74,22 +75,26 @@ class Attempts:
             where = f"after token {self.request.offset} of {self.request.request_id}, " if self.begun else ""
             raise Lost(f"the stream ended {where}before the answer did")
 
-    def pause_s(self, error: grpc.RpcError) -> float | None:
-        """An attempt has failed: seconds until the next one. None: there is none."""
+    def pause_s(self, error: grpc.RpcError, targets: int = 1) -> float | None:
+        """An attempt has failed: seconds until the next one, at the next of the `targets`. None: there is none."""
         told_s = request_error(error).retry_after_ms / 1e3
         pause_s = max(told_s, self._pause_s) * random.uniform(1.0, 1.2)  # so that not all come back at once
         now, broken = self.clock(), error.code() in _BROKEN
-        if self._deadline is not None and now + pause_s >= self._deadline:
+        if told_s > MOST_TOLD_S or (self._deadline is not None and now + pause_s >= self._deadline):
             return None
         if broken and (self._broken_at is None or now > self._again_at + self.patience_s):
             self._broken_at = now  # also where an attempt has lived so long: it was no answer to the break before
-        if self._broken_at is None or not broken or now + pause_s > self._broken_at + self.patience_s:
-            refused = (self.again or not self.begun) and 0 < told_s <= MOST_TOLD_S
+        self._again_at = now + pause_s
+        if self._broken_at is None or not broken or self._again_at > self._broken_at + self.patience_s:
+            refused = (self.again or not self.begun) and told_s > 0
             never_sent = not self.begun and broken and (error.details() or "").startswith(_NEVER_SENT)
+            self._unreached = (self._unreached + 1) % targets if never_sent else 0
+            if self._unreached:  # the others have not been asked yet
+                return pause_s
             if self._retries >= self.max_retries or not (refused or never_sent or (broken and self.again)):
                 return None
             self._retries += 1
-        self._pause_s, self._again_at = min(2 * self._pause_s, MAX_PAUSE_S), now + pause_s
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
         return pause_s
 
 

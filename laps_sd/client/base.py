@@ -2,6 +2,7 @@
 call, and what a failure is called. Nothing waits here."""
 
 import os
+import sys
 import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from laps_sd.client.attempts import MOST_S, RESUME_S, Attempts, generating, of_the_connection, request_error
-from laps_sd.client.causes import Cause, find_cause
+from laps_sd.client.causes import Cause, by_proxy, find_cause
 from laps_sd.client.params import filled, generate_request
 from laps_sd.client.server import find_server
 from laps_sd.client.wire import (
@@ -54,9 +55,9 @@ class Base:
         """`server`: HOST:PORT, or several gateways of one service with commas between; when one is lost the next is
         asked. Default: LAPS_SD_SERVER in the environment, else 127.0.0.1:50051. The connection is TLS if `ca` is given,
         a PEM file of the authority that signed the server's certificate, or if `server` starts with https://, where the
-        public authorities count. `ca`: default LAPS_SD_CA in the environment; "": none. `api_key`: default
-        LAPS_SD_API_KEY in the environment. `max_retries`: how often a call is made again that the server refused and
-        said when to repeat, or that reached no server.
+        public authorities count. `ca`: default LAPS_SD_CA in the environment, `api_key`: LAPS_SD_API_KEY; "": none.
+        `max_retries`: how often a call is made again that the server refused and said when to repeat, or that reached
+        none of the gateways.
 
         Raises BadInput, also for a key that would travel to another machine unencrypted."""
         if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
@@ -112,14 +113,18 @@ class Base:
         """Of a call with one answer. `fields`: of its request. `again`: as in Attempts. Raises BadInput."""
         return Attempts(filled(request, **fields), self._max_retries, UNARY_TIMEOUT_S, again=again)
 
-    def _waiting(self, timeout_s: float) -> Attempts:
-        waited_s = check_timeout(timeout_s)
-        return Attempts(None, 0, waited_s, patience_s=waited_s or 0.0)
+    def _waiting(self, timeout_s: float | None) -> Attempts:
+        waited_s = check_timeout(MOST_S if timeout_s is None else timeout_s)
+        return Attempts(None, sys.maxsize, waited_s)
 
-    def _cause(self, error: grpc.RpcError, at: int) -> Cause | None:
+    def _cause(self, attempts: Attempts, error: grpc.RpcError, at: int) -> Cause | None:
         """Why the connection to target number `at` failed, if that is what failed. Blocks: it tries to connect."""
         targets = self._server.targets
-        return find_cause(self._server, targets[at % len(targets)]) if of_the_connection(error) else None
+        target = targets[at % len(targets)]
+        late = attempts.begun and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # it answered, and took too long
+        if late or by_proxy(target) or not of_the_connection(error):
+            return None
+        return find_cause(self._server, target)
 
     def _failure(self, attempts: Attempts, error: grpc.RpcError, cause: Cause | None) -> RequestError:
         """What the caller is told."""
@@ -138,9 +143,10 @@ class Base:
         """Seconds until a server that is not ready is asked again; None: it is of no use."""
         return None if cause is not None and not cause.passing else attempts.pause_s(error)
 
-    def _not_ready(self, timeout_s: float, cause: Cause | None) -> NotServing:
-        why = cause.words if cause is not None else "it has no warmed worker"
-        return NotServing(f"{self.target} is not ready: {why} (waited {timeout_s:g} s at most)")
+    def _not_ready(self, attempts: Attempts, error: grpc.RpcError, cause: Cause | None) -> NotServing:
+        late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        why = cause.words if cause else "it has no warmed worker" if late else request_error(error).message
+        return NotServing(f"{self.target} is not ready: {why} (waited {attempts.timeout_s:g} s at most)")
 
 
 def check_timeout(timeout_s: float | None) -> float | None:

@@ -1,14 +1,18 @@
 """Why a server could not be reached, in a sentence: a connection is tried by hand, since gRPC says only that its own
 failed. Nothing but a TLS handshake and the request `GET /` is sent."""
 
+import os
 import socket
 import ssl
 from dataclasses import dataclass
 
 from laps_sd.client.server import Server
+from laps_sd.client.wire import is_loopback
 
 PROBE_S = 1.0  # of connecting, and of the handshake
+ALERTS = " alert ", "unrecognized name"  # in OpenSSL's words for what the other side said, in TLS
 GRPC = ["h2"]  # what TLS is asked to carry
+PROXIES = "grpc_proxy", "https_proxy", "http_proxy"  # the first that is set counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,16 @@ class Cause:
 
     words: str
     passing: bool = True
+
+
+def by_proxy(target: str) -> bool:
+    """Whether gRPC goes there through the HTTP proxy that the environment names. Of addresses that need none, networks
+    are not told apart."""
+    host, names = target.rpartition(":")[0], os.environ
+    if is_loopback(host) or not next((names[each] for each in PROXIES if each in names), ""):
+        return False
+    exempt = names.get("no_grpc_proxy", names.get("no_proxy", ""))
+    return not any(host.endswith(each) for each in exempt.replace(" ", "").split(",") if each)
 
 
 def find_cause(server: Server, target: str) -> Cause | None:
@@ -47,7 +61,12 @@ def _handshake(plain: socket.socket, host: str, target: str, server: Server) -> 
     except ssl.SSLCertVerificationError as error:
         by = server.ca_name or "the public authorities"
         return Cause(f"the certificate of {target} is not one that {by} vouches for: {error.verify_message}", False)
-    except ssl.SSLError:
+    except ssl.SSLError as error:
+        said = str(error.strerror).partition("] ")[2].rpartition(" (")[0]  # not all alerts have a `reason`
+        if "no application protocol" in said:
+            return _http(target)
+        if any(part in said for part in ALERTS):
+            return Cause(f"{target} ends the TLS handshake: {said}", False)
         return Cause(f"{target} does not speak TLS: leave out --ca (ca=) and https://", False)
     except OSError:
         pass  # it hung up, and does not say why

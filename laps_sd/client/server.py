@@ -39,12 +39,12 @@ class Server:
 
     def ssl_context(self) -> ssl.SSLContext:
         """What Python's own TLS needs to trust the same authorities."""
-        return ssl.create_default_context(cadata=self.ca.decode("latin-1") if self.ca else None)
+        return ssl.create_default_context(cadata=self.ca.decode() if self.ca else None)
 
 
 def find_server(server: str | None, api_key: str | None, ca: str | os.PathLike[str] | None) -> Server:
     """The server that was given; otherwise the one that the environment names; otherwise this machine's default port.
-    So, too, the key and the authority, but no default. `ca` "": no authority, whatever the environment names. Raises
+    So, too, the key and the authority, but no default; "" of these: none, whatever the environment names. Raises
     BadInput."""
     named = server or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
     trusted = os.environ.get(CA_VARIABLE, "") if ca is None else ca
@@ -52,7 +52,7 @@ def find_server(server: str | None, api_key: str | None, ca: str | os.PathLike[s
     targets = tuple(named.removeprefix(HTTPS).split(","))
     for target in targets:
         check_address(target)
-    key = api_key if api_key is not None else os.environ.get(KEY_VARIABLE)
+    key = (os.environ.get(KEY_VARIABLE) if api_key is None else api_key) or None
     if key is not None and not (key.isascii() and key.isprintable()):
         raise BadInput("api_key", "must be printable ASCII")
     far = [one for one in targets if not is_loopback(one.rpartition(":")[0])]
@@ -70,7 +70,7 @@ def check_address(target: str) -> None:
 
 
 def read_ca(file: Path) -> bytes:
-    """The file, if it holds certificates. Raises BadInput."""
+    """The certificates in the file, as ASCII. Raises BadInput."""
     try:
         pem = file.read_bytes()
     except OSError as error:
@@ -80,4 +80,4 @@ def read_ca(file: Path) -> bytes:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=certificates)
     except (ssl.SSLError, ValueError) as error:  # ValueError: an empty file
         raise BadInput("ca", f"{file} is no PEM file of certificates") from error
-    return pem
+    return certificates.encode()

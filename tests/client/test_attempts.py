@@ -66,7 +66,9 @@ def test_a_refusal_that_says_nothing_of_the_kind_is_final(clock: Clock, refusal:
 
 def test_a_time_too_long_is_not_waited_for(clock: Clock) -> None:
     ms = int(1000 * MOST_TOLD_S) + 1
-    assert attached(clock).pause_s(said(QueueFull("full", retry_after_ms=ms))) is None
+    resumed = Attempts(inference_pb2.ResumeRequest(), max_retries=2, patience_s=RESUME_S, clock=clock)
+    for attempts, refusal in ((attached(clock), QueueFull), (resumed, NotServing)):
+        assert attempts.pause_s(said(refusal("later", retry_after_ms=ms))) is None
 
 
 def test_a_pause_that_ends_after_the_deadline_is_not_begun(clock: Clock) -> None:
@@ -79,6 +81,15 @@ def test_a_pause_that_ends_after_the_deadline_is_not_begun(clock: Clock) -> None
 
 def test_a_server_that_was_not_reached_is_tried_again(clock: Clock) -> None:
     assert [attached(clock).pause_s(NOBODY), attached(clock).pause_s(BROKEN)] == [0.1, None]
+
+
+def test_a_retry_is_a_round_of_all_addresses_that_nobody_answers(clock: Clock) -> None:
+    """In turn. One that answers ends the round."""
+    attempts = Attempts(inference_pb2.GenerateRequest(), max_retries=2, again=False, clock=clock)
+    assert [attempts.pause_s(NOBODY, 3) for _ in range(6)] == [0.1, 0.1, 0.1, 0.2, 0.2, 0.2]
+    assert [attempts.pause_s(NOBODY, 3) for _ in range(3)] == [0.4, 0.4, None]
+    attempts = Attempts(inference_pb2.GenerateRequest(), max_retries=1, again=False, clock=clock)
+    assert [attempts.pause_s(error, 2) is None for error in (NOBODY, FULL, NOBODY, FULL)] == [False] * 3 + [True]
 
 
 def test_a_broken_stream_that_hanging_up_ends_is_not_looked_for(clock: Clock) -> None:

@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from laps_sd import AsyncClient, Client
 from laps_sd.authority import make_certs
 from laps_sd.client import BadInput, BeyondEnd, Chunk, DeadlinePassed, Lost, NotServing, QueueFull, RequestError
 from laps_sd.client.base import SERVICE, SERVING
-from laps_sd.client.causes import find_cause
+from laps_sd.client.causes import Cause, by_proxy, find_cause
 from laps_sd.client.server import find_server
 from protos.v1 import inference_pb2
 from tests.client.scripted import Gateway, chunk, last, serving
@@ -130,6 +132,32 @@ def test_a_server_that_never_gets_ready_says_so_after_the_time_given(by: Any) ->
         by("ready", 0.3)(gateway.target)
 
 
+class Watched(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # not typed
+    """Ends the first watch with `refusal`, and serves at the next."""
+
+    def __init__(self, refusal: RequestError | grpc.StatusCode) -> None:
+        self._script = Gateway([refusal])
+
+    def Watch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        self._script.Stats(request, context)
+        yield health_pb2.HealthCheckResponse(status=SERVING)
+
+
+@both
+def test_a_server_that_has_no_place_for_now_is_waited_for(by: Any) -> None:
+    (gateway := Gateway()).health = Watched(FULL)
+    with serving(gateway):
+        by("ready", WAIT_S)(gateway.target)
+
+
+@both
+@pytest.mark.parametrize("timeout_s", [WAIT_S, None])
+def test_a_server_that_cannot_tell_whether_it_is_ready_is_believed(by: Any, timeout_s: float | None) -> None:
+    (gateway := Gateway()).health = Watched(grpc.StatusCode.UNIMPLEMENTED)
+    with serving(gateway), pytest.raises(NotServing, match="is not ready: broken"):
+        by("ready", timeout_s)(gateway.target)
+
+
 @both
 def test_a_service_is_ready_when_one_of_its_gateways_is(by: Any) -> None:
     with serving(Gateway()) as idle, serving(Gateway()) as ready:
@@ -141,6 +169,14 @@ def test_a_service_is_ready_when_one_of_its_gateways_is(by: Any) -> None:
 def test_a_deadline_names_who_did_not_finish(by: Any) -> None:
     with serving(Gateway([None])) as gateway, pytest.raises(DeadlinePassed, match=f"{gateway.target} did not finish"):
         by("complete", "x", timeout_s=0.2)(gateway.target)
+
+
+@both
+def test_who_has_answered_was_reached_though_the_deadline_passes(by: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laps_sd.client.base.find_cause", lambda *_: Cause("it does not answer"))
+    late = [chunk(0, [1]), grpc.StatusCode.DEADLINE_EXCEEDED]
+    with serving(Gateway(late)) as gateway, pytest.raises(DeadlinePassed, match="did not finish"):
+        by("complete", "x")(gateway.target)
 
 
 @both
@@ -189,8 +225,9 @@ def test_each_mistake_with_tls_is_named(by: Any, certs: Path, tmp_path_factory: 
             by("ready", 30.0)(served.target)
         with pytest.raises(NotServing, match=r"is not one that .*ca\.crt vouches for"):
             by("complete", "x")(served.target, ca=others / "gateway" / "ca.crt")
-    with serving(Gateway()) as plain, pytest.raises(NotServing, match="does not speak TLS: leave out --ca"):
-        by("complete", "x")(plain.target, ca=gateway / "ca.crt")
+    for ca in (gateway / "ca.crt", commented):
+        with serving(Gateway()) as plain, pytest.raises(NotServing, match="does not speak TLS: leave out --ca"):
+            by("complete", "x")(plain.target, ca=ca)
 
 
 class Http(BaseHTTPRequestHandler):
@@ -209,6 +246,29 @@ def test_the_http_port_in_place_of_the_grpc_port_is_named(by: Any) -> None:
                 by("complete", "x")(f"127.0.0.1:{server.server_port}")
         finally:
             server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("alert", "words"),
+    [
+        (40, "alert handshake failure"),
+        (70, "ends the TLS handshake: tlsv1 alert protocol version"),
+        (112, "ends the TLS handshake: tlsv1 unrecognized name"),
+        (120, "speaks HTTP, not gRPC"),  # it has no protocol in common
+    ],
+)
+def test_a_server_that_ends_the_handshake_is_not_said_to_be_without_tls(alert: int, words: str, certs: Path) -> None:
+    class Ends(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            self.request.sendall(bytes([21, 3, 3, 0, 2, 2, alert]))
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Ends) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        target = f"127.0.0.1:{server.server_address[1]}"
+        cause = find_cause(find_server(target, None, certs / "gateway" / "ca.crt"), target)
+    assert cause is not None
+    assert words in cause.words
 
 
 @both
@@ -264,6 +324,9 @@ def test_address_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert (found.targets, found.tls, found.metadata) == (("far:1", "far:2"), True, (("authorization", "Bearer key"),))
     assert find_server("127.0.0.1:7", "mine", None).metadata == (("authorization", "Bearer mine"),)
     assert "key" not in repr(found)
+    assert find_server(None, "", None).metadata == ()
+    monkeypatch.setenv("LAPS_SD_API_KEY", "")
+    assert find_server("far:1", None, None).metadata == ()
 
 
 @both
@@ -276,7 +339,9 @@ def test_the_authority_comes_from_the_environment(by: Any, certs: Path, monkeypa
 
 
 def test_the_next_gateway_is_asked_when_one_is_lost() -> None:
-    with serving(Gateway([last(0)])) as gateway, Client(f"{NOBODY},{gateway.target}") as client:
+    """However many are."""
+    lost = ",".join([NOBODY] * 4)
+    with serving(Gateway([last(0)])) as gateway, Client(f"{lost},{gateway.target}", max_retries=0) as client:
         assert client.complete("x").finish_reason == "length"
 
 
@@ -351,4 +416,14 @@ def test_a_proxy_is_asked_for_another_machine(proxy: socket.socket) -> None:
         assert connection.recv(100).startswith(b"CONNECT far.invalid:50051 ")
         proxy.close()
         connection.close()
-        assert isinstance(asking.exception(WAIT_S), NotServing)
+        error = asking.exception(WAIT_S)
+    assert isinstance(error, NotServing)
+    assert "no machine is known" not in str(error)  # here, where nobody has to know it
+
+
+@pytest.mark.usefixtures("proxy")
+def test_a_machine_that_needs_no_proxy_is_looked_for_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "localhost, .here")
+    assert [by_proxy(at) for at in ("far.invalid:1", "a.here:1", "127.0.0.1:1")] == [True, False, False]
+    monkeypatch.setenv("grpc_proxy", "")
+    assert not by_proxy("far.invalid:1")

@@ -4,12 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from laps_sd_vllm import learning
 from laps_sd_vllm.background import Background, write_whole
 from laps_sd_vllm.learning import SAVE_EVERY_S, Learning
-from scheduler_service.learned import decode
+from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
+from scheduler_service.learned import Learned, decode
+from scheduler_service.predictor.model import HEADS, Model
+from scheduler_service.predictor.window import COLUMNS, Example, Snapshot, hashed
 
 
 class ByHand(Background):
@@ -105,3 +109,37 @@ def test_what_is_written_already_is_not_written_again(tmp_path: Path, disk: Disk
     finish(again, 200.0 + SAVE_EVERY_S)
     again.close()
     assert (kept(file), disk.writes) == (2, 2)
+
+
+ROW = hashed({"a word": 1.0})
+
+
+def taught(file: Path, served: str) -> None:
+    """By 40 requests, of whose drafts a fifth was accepted."""
+    offsets = np.array([2.0, 0.0, 0.2])
+    tells = np.array([True, True])
+    model = Model(np.zeros((HEADS, COLUMNS), np.float32), offsets, np.array([-1.0, 1.0]), tells, 40, 40)
+    examples = Snapshot((Example(ROW, 9, 10, 2),) * 40, 40)
+    file.write_bytes(Learned(FleetLength(), FleetAcceptance.at(4), examples, model, 3, served=served).encode())
+
+
+def test_what_a_predictor_learned_outlives_a_start_without_one(tmp_path: Path) -> None:
+    taught(file := tmp_path / "kept.learned", "a model/none")
+    without = learns(file, ByHand())
+    finish(without, 100.0)
+    without.close()
+    left = decode(file.read_bytes())
+    assert left.model is not None
+    assert (left.length.finished, left.examples.finished, len(left.examples.examples), left.version) == (1, 40, 40, 3)
+
+
+def test_of_other_drafts_a_predictor_knows_lengths_alone(tmp_path: Path) -> None:
+    taught(file := tmp_path / "kept.learned", "a model/ngram")
+    same, other = (Learning(ByHand(), file, True, served, 4, print) for served in ("a model/ngram", "a model/eagle"))
+    (expected, without) = same.expect(ROW), other.expect(ROW)
+    assert expected is not None
+    assert without is not None
+    assert (expected.length, expected.acceptance) == (without.length, pytest.approx(0.2))
+    assert without.acceptance is None
+    assert other.predictor is not None
+    assert {each[1:] for each in other.predictor.known().examples} == {(9, 0, 0, False)}

@@ -46,15 +46,16 @@ class Settings(CommonSettings):
     def _args_are_for_vllm(self) -> Self:
         if own := next((name for name in self.vllm_args if name in OWN_ARGS), None):
             raise ValueError(f"vllm_args: {own} is set by {OWN_ARGS[own]}")
-        if "speculative_config" in self.vllm_args and self.drafter != "default":
+        said = {name: value for name, value in self.vllm_args.items() if value is not None}
+        if "speculative_config" in said and self.drafter != "default":
             raise ValueError("vllm_args: speculative_config and --drafter say the same; leave one of them out")
-        if self.vllm_args.get("pipeline_parallel_size", 1) != 1 and "speculative_config" in self.engine_args():
+        if said.get("pipeline_parallel_size", 1) != 1 and "speculative_config" in self.engine_args():
             raise ValueError("vllm_args: pipeline_parallel_size needs --drafter none: vLLM drafts in no pipeline")
-        if self.kv_tokens is not None and (same := next((name for name in _KV_ARGS if name in self.vllm_args), None)):
+        if self.kv_tokens is not None and (same := next((name for name in _KV_ARGS if name in said), None)):
             raise ValueError(f"vllm_args: {same} and --kv-tokens say the same; leave one of them out")
         if (Path(self.drafter) / "head.json").is_file():
             raise ValueError("drafter: our draft heads do not run in vLLM; give a small model")
-        seats = self.vllm_args.get("max_num_seqs", self.slots)
+        seats = said.get("max_num_seqs", self.slots)
         if not isinstance(seats, int) or seats < self.slots:
             raise ValueError(f"vllm_args: max_num_seqs must be a number, at least the {self.slots} slots")
         return self
@@ -70,7 +71,7 @@ class Settings(CommonSettings):
             "long_prefill_token_threshold_adaptive": False,  # what a command allows is a bound
             "max_model_len": -1,  # as much of the model's context as KV memory holds
         }
-        if "speculative_config" not in self.vllm_args and (speculation := self._speculation()):
+        if self.vllm_args.get("speculative_config") is None and (speculation := self._speculation()):
             own["speculative_config"] = speculation
         # A null says nothing: it is not vLLM's default instead of ours.
         return own | {name: value for name, value in self.vllm_args.items() if name not in own or value is not None}
