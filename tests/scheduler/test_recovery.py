@@ -18,6 +18,7 @@ from scheduler_service.insight import stats
 from scheduler_service.leader import Leader
 from scheduler_service.other_model import OtherModel
 from scheduler_service.store import RedisStore, Stored, StoreUnavailable, Unreadable
+from scheduler_service.store.rounds import encode
 from scheduler_service.worker_pool import MODEL_STAYS_S
 from tests.scheduler import stored
 from tests.scheduler.live import MODEL, Live, ScriptedGateway, ScriptedWorker, hello, scheduler
@@ -182,6 +183,19 @@ async def test_a_payload_that_is_malformed_or_anothers_is_unreadable(store: Redi
         assert "its payload is malformed" in gateway.refused["b"].message
         assert "its payload does not belong to it" in gateway.refused["c"].message
         assert list(leader.core.fleet.entries) == ["a"]
+
+
+async def test_damaged_log_probabilities_cut_no_gateways_link(store: RedisStore, raw: redis.Redis) -> None:
+    """They are read when a gateway is to hear them: in the middle of its stream, or while requests are taken over."""
+    await leave(store, "a", "b")
+    raw.set(store.keys.log("a"), encode([7], 0, 0, b"\xff\xff\xff"))
+    async with live(store) as (leader, _, gateway):
+        await gateway.follow("a")
+        await gateway.until(lambda: "a" in gateway.refused)
+        assert gateway.refused["a"].code == DATA_LOSS
+        await gateway.follow("b")
+        await gateway.heard_all()
+        assert list(leader.core.fleet.entries) == ["b"]
 
 
 async def test_an_unreadable_request_that_is_submitted_again_is_not_run_twice(
