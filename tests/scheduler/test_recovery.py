@@ -300,6 +300,19 @@ async def test_when_the_last_worker_has_been_gone_for_long_one_of_another_model_
         await other.close()
 
 
+async def test_a_worker_of_another_model_that_dies_while_it_is_asked_for_its_tokenizer_ends_no_request(
+    store: RedisStore,
+) -> None:
+    async with left_waiting(store, "a") as (leader, target, _):
+        leader.durable.clock = lambda: time.time() + MODEL_STAYS_S
+        died = AsyncMock(side_effect=BadInput("tokenizer_part", "none came"))
+        with pytest.raises(BadInput, match="none came"):
+            await leader.attach(hello("other", model=other_model(), tokenizer_bytes=9), died)
+        own = await ScriptedWorker(target, "own").attach()
+        await own.until("a")
+        await own.close()
+
+
 async def test_live_requests_wait_for_workers_of_their_model_that_have_just_gone(store: RedisStore) -> None:
     async with left_waiting(store, "a") as (leader, target, _):
         with pytest.raises(BadInput, match="other files"):
