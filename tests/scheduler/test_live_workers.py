@@ -105,7 +105,12 @@ async def test_a_worker_that_does_not_belong_here_is_refused(
 
 @pytest.mark.parametrize(
     "row",
-    [{"drafted": 256}, {"drafted": 1, "accepted": 2}, {"finish": types_pb.FINISH_REASON_CANCELLED}],
+    [
+        {"drafted": 256},
+        {"drafted": 1, "accepted": 2},
+        {"prefilled": 2**32 - 1},
+        {"finish": types_pb.FINISH_REASON_CANCELLED},
+    ],
 )
 async def test_a_malformed_report_costs_its_worker_the_link_and_its_requests_nothing(
     live: Live, row: dict[str, int]
