@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 
 from protos.errors import BadInput, NotServing
 from protos.link.v1 import worker_link_pb2 as worker_pb
@@ -17,11 +18,14 @@ from scheduler_service.config import Settings
 from scheduler_service.insight import stats
 from scheduler_service.leader import Leader
 from scheduler_service.other_model import OtherModel
-from scheduler_service.store import RedisStore, Stored, StoreUnavailable, Unreadable
+from scheduler_service.recovery import Recovery
+from scheduler_service.store import MemoryStore, RedisStore, Stored, StoreUnavailable, Unreadable
 from scheduler_service.store.rounds import encode
+from scheduler_service.unreadable import Found
 from scheduler_service.worker_pool import MODEL_STAYS_S
 from tests.scheduler import stored
 from tests.scheduler.live import MODEL, Live, ScriptedGateway, ScriptedWorker, hello, scheduler
+from tests.scheduler.store.writes import created
 from tests.waiting import until
 
 STOP, ERROR = types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_ERROR
@@ -224,6 +228,40 @@ async def test_what_the_store_may_not_set_aside_ends_no_service(
         await all_read(leader)
         assert isinstance(await store.get("a"), Unreadable)
     await old_rules.close()
+
+
+async def test_one_that_can_never_be_read_keeps_no_other_from_being_read_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scheduler_service.recovery.RETRY_S", 0)
+
+    class Slow(MemoryStore):
+        asked = 0
+
+        async def read(self, ids: Sequence[str]) -> list[Stored | Unreadable | None]:
+            if "r0" in ids:
+                self.asked += 1
+                raise StoreUnavailable("did not answer within 2 s")
+            return await super().read(ids)
+
+    store, taken = Slow(), set[str]()
+
+    async def take(id: str, found: Found) -> None:
+        taken.add(id)
+
+    async def tried_again() -> bool:
+        return len(taken) == 19 and store.asked > 10
+
+    reign = await created(store, *(f"r{number}" for number in range(20)))
+    recovery = Recovery(store, take, known=lambda id: False)
+    await recovery.begin(reign.epoch)
+    with capture_logs() as logs:
+        running = asyncio.create_task(recovery.run())
+        await until(tried_again)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert list(recovery.unread) == ["r0"]
+    assert [each["error"] for each in logs if each["event"] == "not_recovered"] == ["did not answer within 2 s"]
 
 
 async def test_a_cancel_of_a_request_that_cannot_be_read_yet_cuts_no_link_and_counts_when_it_is_read(
