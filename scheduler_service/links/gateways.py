@@ -149,16 +149,19 @@ async def _follow(leader: Leader, follow: pb.Follow, outbox: GatewayOutbox, look
         except asyncio.QueueFull:
             outbox.refuse(follow.request_id, NotServing("too many wait for the store", retry_after_ms=1000))
     else:
-        await leader.requests.follow(follow, outbox)
+        await _answer_follow(leader, follow, outbox)
 
 
 async def _look_up(leader: Leader, outbox: GatewayOutbox, look_ups: asyncio.Queue[pb.Follow]) -> None:
     while True:
-        follow = await look_ups.get()
-        try:
-            await leader.requests.follow(follow, outbox)
-        except StoreUnavailable as error:
-            outbox.refuse(follow.request_id, _away(error))
+        await _answer_follow(leader, await look_ups.get(), outbox)
+
+
+async def _answer_follow(leader: Leader, follow: pb.Follow, outbox: GatewayOutbox) -> None:
+    try:
+        await leader.requests.follow(follow, outbox)
+    except StoreUnavailable as error:  # also of one that was known, and was forgotten while it waited for its turn
+        outbox.refuse(follow.request_id, _away(error))
 
 
 async def _write(leader: Leader, outbox: GatewayOutbox, turns: Turns, stream: Stream[Any, pb.ToGateway]) -> None:

@@ -7,7 +7,8 @@ from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.core.types import Unseen
 from scheduler_service.pace import UNITS, Turns
-from scheduler_service.store import MemoryStore, Stored, Unreadable, Verdict, Write
+from scheduler_service.store import MemoryStore, Stored, StoreUnavailable, Unreadable, Verdict, Write
+from scheduler_service.tracked import Tracked
 from scheduler_service.worker_pool import MODEL_STAYS_S
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.scheduler.store.writes import Reign, record
@@ -69,6 +70,37 @@ async def test_of_two_that_send_the_same_request_before_it_is_durable_both_hear_
         await gateways[1].until(lambda: "a" in gateways[1].accepted)
         for peer in (worker, *gateways):
             await peer.close()
+
+
+class Away(MemoryStore):
+    """Answers no question after a request."""
+
+    asked = 0
+
+    async def get(self, id: str) -> Stored | Unreadable | None:
+        self.asked += 1
+        raise StoreUnavailable("away")
+
+
+async def test_a_follow_of_what_is_forgotten_while_it_waits_for_its_turn_cuts_no_link() -> None:
+    """When it came the request had ended just now, so that the store was not to be asked."""
+    turns = Held()
+    async with scheduler(Away()) as (leader, target):
+        gateway = ScriptedGateway(target)
+        leader.ledger._turns = turns
+        leader.ledger._ended["a"] = Tracked(pb.Submit(request_id="a"), record("a"), stored=True, ending=b"")
+        await gateway.follow("a")
+
+        async def waits() -> bool:
+            return turns.asked > 0
+
+        await until(waits)
+        leader.ledger._ended.clear()
+        turns.free.set()
+        await gateway.until(lambda: "a" in gateway.refused)
+        assert gateway.refused["a"].retry_after_s > 0
+        await gateway.heard_all()
+        await gateway.close()
 
 
 async def test_requests_that_were_unread_count_no_longer_once_they_are_read() -> None:
