@@ -100,11 +100,12 @@ async def serve(settings: Settings) -> None:
 
 async def hold(settings: Settings, store: Store, server: Server, slot: LeaderSlot) -> None:
     """Lead, until cancelled. As a standby wait for that first, and again whenever another scheduler has taken over."""
-    seen, least_epoch = None, 0
+    seen, least_epoch, epoch = None, 0, 0
     while True:
         if settings.standby:
             seen = await wait_to_lead(store, settings.lease_s)
         leader = Leader(settings, store, tracing=slot.tracing)
+        leader.epoch = epoch  # that we led under last: what its pulse has become since is our own doing
         try:
             await take_over(leader, seen, least_epoch)
             slot.leader = leader
@@ -119,7 +120,7 @@ async def hold(settings: Settings, store: Store, server: Server, slot: LeaderSlo
             structlog.get_logger().warning("higher_epoch_obeyed", epoch=leader.epoch, by=higher.epoch)
             await retire(server, slot)
             # Lead again, above that epoch. If its leader lives `lead` fails: the pulse is no longer the one we left.
-            seen, least_epoch = Pulse(leader.epoch, None), higher.epoch + 1
+            seen, least_epoch, epoch = Pulse(leader.epoch, None), higher.epoch + 1, leader.epoch
 
 
 async def keep_ready(server: Server, persister: Persister) -> None:

@@ -17,6 +17,7 @@ MAX_SLOTS = 1024
 MAX_TOKENIZER_BYTES = LINK_MESSAGE_BYTES // 2  # the model goes to gateways in one message
 MAX_COST_S = 1e4  # of each cost in a worker's profile
 MIN_VERIFY_S = 1e-6
+MAX_PLACEMENT = 1 << 31  # that a worker may hold a request under: each move counts one more, of 32 bits
 MAX_SKEW_S = 24 * 3600  # between the clocks of two leaders
 MAX_LOGIT_CHANGE = 100.0  # of penalties and bias: more changes no text, and far more would overflow
 MAX_LOGPROBS = 20
@@ -41,6 +42,8 @@ def hello(message: worker_pb.Hello) -> None:
         raise BadInput("model", "must have a fingerprint and a context")
     if message.tokenizer_bytes > MAX_TOKENIZER_BYTES:
         raise BadInput("tokenizer_bytes", f"must be at most {MAX_TOKENIZER_BYTES}")
+    if any(held.placement > MAX_PLACEMENT for held in message.held):
+        raise BadInput("held", f"a placement must be at most {MAX_PLACEMENT}")
     cost(message.cost)
 
 

@@ -65,13 +65,18 @@ class EventLog:
         self._writer.start()
 
     def leading(self, core: Core) -> None:
-        """A leader begins with what was learned before. The log may hold several leaders, one after the other."""
+        """A leader begins with what was learned before. The log may hold several leaders, one after the other. One that
+        tries again to take over begins with the requests and the terms that it has already."""
         known = core.fleet.known
         length, acceptance = _LENGTH.dump_python(known.length), _ACCEPTANCE.dump_python(known.acceptance)
         bounds, probe = _BOUNDS.dump_python(core.fleet.bounds), _PROBE.dump_python(known.probe)
         line = {"length": length, "acceptance": acceptance, "bounds": bounds, "few_plans": core.fleet.few_plans}
         line["ready_first"], line["probe"] = core.fleet.ready_first, probe
         self._put(lambda: line)
+        if terms := core.fleet.tenants.terms:
+            self.terms(terms)
+        for entry in core.fleet.entries.values():
+            self.restored(entry.record())
 
     def forgot(self) -> None:
         """The leader forgot what was learned."""

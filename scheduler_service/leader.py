@@ -194,13 +194,13 @@ class Leader:
             raise NotServing("it cannot be read yet for which model stored requests wait") from None
         async with self._attaching:  # of two first workers with different models the second is refused
             self.workers.check_model(hello.model.name, hello.model.fingerprint)
-            await self._other_model.serve(hello.model.fingerprint)
+            if ask is not None and not self.workers.has_tokenizer(hello):
+                hello.model.tokenizer_json = await ask()
+            await self._other_model.serve(hello.model.fingerprint)  # only now: the worker may be gone by its answer
             if self.learning.serve(hello.model.fingerprint):
                 self.comparing.forget()
                 if self.event_log:
                     self.event_log.forgot()
-            if ask is not None and not self.workers.has_tokenizer(hello):
-                hello.model.tokenizer_json = await ask()
             return self.workers.attach(hello)
 
     async def run(self) -> None:

@@ -72,6 +72,8 @@ class Metrics(Families):
         self._led(self.gauge, "slots", text, lambda now: float(now.core.fleet.slots))
         text = "Batches of writes that wait for the store"
         self._led(self.gauge, "unstored_batches", text, lambda now: float(now.persister.behind))
+        text = "Requests of an earlier leader that are still to be read from the store"
+        self._led(self.gauge, "unread_requests", text, lambda now: float(len(now.recovery.unread)))
 
     def _so_far(self) -> None:
         for name, (field, text) in _COUNTED.items():

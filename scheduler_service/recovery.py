@@ -24,6 +24,7 @@ class Recovery:
         self.unread: dict[str, None] = {}  # ids, the best claim first
         self._store, self._take, self._known = store, take, known
         self._epoch = 0
+        self._at_once = CHUNK
         self._rolled_back = 0  # times, since the index was read
         self._due = asyncio.Event()
         self._log = structlog.get_logger()
@@ -47,6 +48,7 @@ class Recovery:
 
     async def run(self) -> None:
         """Read the others, and set aside what could not be read, until cancelled. Raises Fenced."""
+        trouble = ""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -57,12 +59,27 @@ class Recovery:
                     self._rolled_back -= times  # it may go back again while it is asked
                 waiting = len(self.unread)
                 while self.unread:  # it shrinks meanwhile: requests are also read when somebody asks for them
-                    await self.fetch(list(islice(self.unread, CHUNK)))
+                    await self._fetch_first()
                 await self.set_aside.carry_out(self._epoch)
                 self._log.info("recovered", waiting=waiting)
-            except StoreUnavailable:
+                trouble = ""
+            except StoreUnavailable as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    self._log.warning("not_recovered", error=trouble, unread=len(self.unread))
                 await asyncio.sleep(RETRY_S)
                 self._due.set()
+
+    async def _fetch_first(self) -> None:
+        """Those that cannot be read become the last, and fewer at a time: they keep nobody else waiting."""
+        ids = list(islice(self.unread, self._at_once))
+        try:
+            await self.fetch(ids)
+        except StoreUnavailable:
+            self.unread |= {id: self.unread.pop(id) for id in ids if id in self.unread}
+            self._at_once = max(self._at_once // 2, 1)
+            raise
+        self._at_once = min(2 * self._at_once, CHUNK)
 
     async def fetch(self, ids: Iterable[str]) -> None:
         """Take over those of `ids` that were not read yet. Raises StoreUnavailable."""

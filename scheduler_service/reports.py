@@ -1,7 +1,6 @@
 """A worker's report, checked and turned into the core's data: no worker may break what belongs to others. One pass does
 both, since it is done for every row of every report. No state lives here, and no decision."""
 
-from math import isfinite
 from typing import TypeAlias
 
 from protos.errors import BadInput
@@ -12,6 +11,8 @@ from scheduler_service.core.types import Finish, Round, StepDone
 from scheduler_service.store.rounds import MAX_TOKENS
 
 MAX_DRAFT = 255  # drafts of a round: a stored round counts them in one byte
+MAX_PREFILLED = 1 << 24  # tokens that a row computes: its tenant is charged for them
+MAX_S = 1e9  # that all times of a report come to: a worker may have been idle for months
 _FINISH = {  # what a worker may say
     types_pb.FINISH_REASON_UNSPECIFIED: None,
     types_pb.FINISH_REASON_STOP: Finish.STOP,
@@ -30,11 +31,14 @@ def read(worker: str, report: pb.StepReport) -> tuple[StepDone, dict[str, Output
     for row in report.rows:
         tokens = row.tokens[:]
         drafted, accepted, skipped = row.drafted, row.accepted, row.skipped != pb.SKIP_UNSPECIFIED
+        prefilled = row.prefilled
         each = _each(row) if row.tokens_per_round else ()
         if skipped and tokens and not each:
             raise BadInput("rows", "a request that was skipped has tokens of no round")
         if not each:
             _check(len(tokens), drafted, accepted)
+        if prefilled > MAX_PREFILLED:
+            raise BadInput("rows", f"{prefilled} tokens computed, of at most {MAX_PREFILLED}")
         if row.finish not in _FINISH:
             raise BadInput("rows", f"finish {row.finish} is not a worker's to say")
         if row.HasField("logprobs"):
@@ -46,7 +50,7 @@ def read(worker: str, report: pb.StepReport) -> tuple[StepDone, dict[str, Output
             len(tokens),
             drafted,
             accepted,
-            row.prefilled,
+            prefilled,
             row.prefill_owed,
             row.blocks,
             _FINISH[row.finish],
@@ -59,9 +63,10 @@ def read(worker: str, report: pb.StepReport) -> tuple[StepDone, dict[str, Output
         outputs[round.id] = round, tokens, row
     if len(outputs) < len(rounds):
         raise BadInput("rows", "a request has more than one")
-    duration_s = report.last_round_s or report.draft_s + report.verify_s + report.other_s + report.wait_s
-    if not isfinite(duration_s):  # a request's first round would begin at no time
-        raise BadInput("last_round_s", f"a round that takes {duration_s} s")
+    of_rounds_s = report.draft_s, report.verify_s, report.other_s, report.wait_s
+    duration_s = report.last_round_s or sum(of_rounds_s)  # a request's first round began so long ago
+    if duration_s < 0 or not sum(map(abs, (*of_rounds_s, report.idle_s, report.last_round_s))) <= MAX_S:
+        raise BadInput("last_round_s", f"a round that takes {duration_s} s, or another time that cannot be")
     step = StepDone(worker, tuple(rounds), report.free_blocks, duration_s, report.command_seq, report.partial)
     return step, outputs
 

@@ -134,9 +134,12 @@ class Requests:
             if self._event_log:
                 self._event_log.terms(terms)
 
-    def needs_store(self, id: str) -> bool:
-        """Whether to follow this request the store has to be asked."""
-        return self._ledger.known(id) is None and id not in self._recovery.unread
+    def needs_store(self, asked: pb.Submit | pb.Follow) -> bool:
+        """Whether the store has to be asked first."""
+        unread = asked.request_id in self._recovery.unread
+        if isinstance(asked, pb.Submit):
+            return unread
+        return not unread and self._ledger.known(asked.request_id) is None
 
     async def follow(self, follow: pb.Follow, outbox: GatewayOutbox) -> None:
         """Send all durable output from the offset on, then what comes. Raises StoreUnavailable."""

@@ -7,19 +7,23 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from protos.errors import Lost
+from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.store import Store, Stored, StoreRefuses, Unreadable
+from scheduler_service.store.rounds import logprobs
 
 Found: TypeAlias = Stored | Unreadable | None  # None: it is not stored, or no longer
 
 
 def checked(id: str, found: Found) -> Found:
-    """`found`, or why its payload is of no use."""
+    """`found`, or why what is stored of it is of no use, though the store itself could read it."""
     if not isinstance(found, Stored):
         return found
     try:
         submit = pb.Submit.FromString(found.submit)
         pb.Ending.FromString(found.ending or b"")
+        for told in logprobs(found.log):
+            common_pb.Logprobs.FromString(told)
     except DecodeError as error:
         return Unreadable(f"its payload is malformed: {error}")
     stored, payload = (id, found.record.request.prompt_tokens), (submit.request_id, len(submit.prompt))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import structlog
 
@@ -20,10 +20,11 @@ from scheduler_service.pace import CANCEL, MESSAGE, MESSAGES, SUBMISSION, Pace, 
 from scheduler_service.store import StoreUnavailable
 
 Answer = TypeVar("Answer")
+Asked: TypeAlias = pb.Submit | pb.Follow
 # Between two messages to a gateway. A write costs as much as several rows, and with many gateways each step has a few
 # rows for each of them. The first message after a pause goes out at once.
 FLUSH_S = 0.003
-MAX_LOOK_UPS = 4096  # follows of one gateway that wait for the store
+MAX_LOOK_UPS = 4096  # submissions and follows of one gateway that wait for the store
 
 
 class GatewayLink(rpc.GatewayLinkServicer):
@@ -43,7 +44,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
             return
         said = dict(context.invocation_metadata() or ())
         outbox = GatewayOutbox(wants_load=version.LOAD_KEY in said, has_model=str(said.get(version.MODEL_KEY, "")))
-        look_ups: asyncio.Queue[pb.Follow] = asyncio.Queue(MAX_LOOK_UPS)
+        look_ups: asyncio.Queue[Asked] = asyncio.Queue(MAX_LOOK_UPS)
         leader.requests.link(outbox)
         self._log.info("gateway_linked")
         try:
@@ -120,45 +121,54 @@ class GatewayLink(rpc.GatewayLinkServicer):
 
 
 async def _read(
-    leader: Leader, outbox: GatewayOutbox, look_ups: asyncio.Queue[pb.Follow], stream: Stream[pb.FromGateway, Any]
+    leader: Leader, outbox: GatewayOutbox, look_ups: asyncio.Queue[Asked], stream: Stream[pb.FromGateway, Any]
 ) -> None:
     while isinstance(message := await stream.read(), pb.FromGateway):
         match message.WhichOneof("kind"):
             case "submit":
                 await leader.turns.room(SUBMISSION)
-                try:
-                    await leader.requests.submit(message.submit, outbox)
-                except StoreUnavailable as error:
-                    outbox.refuse(message.submit.request_id, _away(error))
+                await _ask(leader, message.submit, outbox, look_ups)
             case "follow":
-                await _follow(leader, message.follow, outbox, look_ups)
+                await _ask(leader, message.follow, outbox, look_ups)
             case "follows":
                 for follow in message.follows.follow:
-                    await _follow(leader, follow, outbox, look_ups)
+                    await _ask(leader, follow, outbox, look_ups)
             case "cancel":
                 await leader.turns.room(CANCEL)
                 leader.requests.cancel(message.cancel.request_id)
 
 
-async def _follow(leader: Leader, follow: pb.Follow, outbox: GatewayOutbox, look_ups: asyncio.Queue[pb.Follow]) -> None:
-    """A request that is only in the store is looked up beside the reader: a store that hangs must not hold up submits
-    and cancels."""
-    if leader.requests.needs_store(follow.request_id):
+async def _ask(leader: Leader, asked: Asked, outbox: GatewayOutbox, look_ups: asyncio.Queue[Asked]) -> None:
+    """What only the store can answer is looked up beside the reader: a store that hangs must not hold up others."""
+    if leader.requests.needs_store(asked):
         try:
-            look_ups.put_nowait(follow)
+            look_ups.put_nowait(asked)
         except asyncio.QueueFull:
-            outbox.refuse(follow.request_id, NotServing("too many wait for the store", retry_after_ms=1000))
+            outbox.refuse(asked.request_id, NotServing("too many wait for the store", retry_after_ms=1000))
     else:
-        await leader.requests.follow(follow, outbox)
+        await _tell(leader, asked, outbox)
 
 
-async def _look_up(leader: Leader, outbox: GatewayOutbox, look_ups: asyncio.Queue[pb.Follow]) -> None:
+async def _look_up(leader: Leader, outbox: GatewayOutbox, look_ups: asyncio.Queue[Asked]) -> None:
+    """Where the store cannot be reached for one the others are not kept waiting: all are to come again."""
     while True:
-        follow = await look_ups.get()
-        try:
-            await leader.requests.follow(follow, outbox)
-        except StoreUnavailable as error:
-            outbox.refuse(follow.request_id, _away(error))
+        if error := await _tell(leader, await look_ups.get(), outbox):
+            while not look_ups.empty():
+                outbox.refuse(look_ups.get_nowait().request_id, error)
+
+
+async def _tell(leader: Leader, asked: Asked, outbox: GatewayOutbox) -> NotServing | None:
+    """Returns why the store could not be reached, if it had to be asked."""
+    try:
+        if isinstance(asked, pb.Submit):
+            await leader.requests.submit(asked, outbox)
+        else:
+            await leader.requests.follow(asked, outbox)
+    except StoreUnavailable as unavailable:  # also for one that was known, and was forgotten while it waited its turn
+        error = _away(unavailable)
+        outbox.refuse(asked.request_id, error)
+        return error
+    return None
 
 
 async def _write(leader: Leader, outbox: GatewayOutbox, turns: Turns, stream: Stream[Any, pb.ToGateway]) -> None:

@@ -12,6 +12,7 @@ from protos import version
 from protos.errors import BadInput, RequestError
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.link.v1 import worker_link_pb2_grpc as rpc
+from protos.models import PART_BYTES
 from protos.serving import BEAT_S, Stream, abort, first_of
 from scheduler_service import checks
 from scheduler_service.leader import Leader
@@ -88,21 +89,23 @@ class WorkerLink(rpc.WorkerLinkServicer):
 
 async def _tokenizer(size: int, stream: Stream[pb.FromWorker, pb.ToWorker]) -> bytes:
     """The `size` bytes of the tokenizer that a worker has left out of its greeting. Raises BadInput if the worker sends
-    anything else, or nothing for PART_TIMEOUT_S. Meanwhile no other worker can attach."""
+    anything else, nothing for PART_TIMEOUT_S, or less in the mean than PART_BYTES in that time. Meanwhile no other
+    worker can attach."""
     parts: list[bytes] = []
     try:
-        async with asyncio.timeout(PART_TIMEOUT_S):
-            await stream.write(pb.ToWorker(describe=pb.Describe()))
-        while size:
+        async with asyncio.timeout(PART_TIMEOUT_S * (2 + size / PART_BYTES)):
             async with asyncio.timeout(PART_TIMEOUT_S):
-                message = await stream.read()
-            part = message.tokenizer_part if isinstance(message, pb.FromWorker) else b""
-            if not 0 < len(part) <= size:
-                raise BadInput("tokenizer_part", f"of {len(part)} bytes, where {size} are to come")
-            parts.append(part)
-            size -= len(part)
+                await stream.write(pb.ToWorker(describe=pb.Describe()))
+            while size:
+                async with asyncio.timeout(PART_TIMEOUT_S):
+                    message = await stream.read()
+                part = message.tokenizer_part if isinstance(message, pb.FromWorker) else b""
+                if not 0 < len(part) <= size:
+                    raise BadInput("tokenizer_part", f"of {len(part)} bytes, where {size} are to come")
+                parts.append(part)
+                size -= len(part)
     except TimeoutError:
-        raise BadInput("tokenizer_part", f"none came within {PART_TIMEOUT_S:.0f} s, of {size} bytes") from None
+        raise BadInput("tokenizer_part", f"too slow: {size} bytes are still to come") from None
     return b"".join(parts)
 
 

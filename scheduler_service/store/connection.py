@@ -94,7 +94,8 @@ class Sentinels(Sentinel):
     """As the client library has them, but for how they find the primary.
 
     All are asked at once, so that a machine that is gone holds up nobody. The answers of a majority are heard, and the
-    newest configuration counts: a Sentinel that was cut off from the others still names the old primary.
+    newest configuration counts: a Sentinel that was cut off from the others still names the old primary. Where fewer
+    answer they have to do, down to one, which may be such a Sentinel.
     """
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:

@@ -61,6 +61,13 @@ def count(log: bytes) -> int:
     return sum(count for *_, count in _heads(log))
 
 
+def logprobs(log: bytes) -> Iterator[bytes]:
+    """Of the rounds that have any: a serialized types.Logprobs each. Raises struct.error if the log is cut short."""
+    for begin, end, _, _, count in _heads(log, 0):
+        if (at := begin + 4 * count) < end:
+            yield log[at + _LENGTH.size : end]
+
+
 def shapes(log: bytes | bytearray, at: int = 0) -> Iterator[tuple[int, int, int]]:
     """Tokens, drafted and accepted of each round from byte `at` on; far cheaper than `decode`. Raises struct.error if
     the log is cut short."""

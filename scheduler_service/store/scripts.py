@@ -55,13 +55,16 @@ return members
 """
 
 # KEYS: hash and log of each request. Returns for each its fields, or the error as a string, and its log, or the error
-# in a list: one key of a wrong type must not keep the others from being read.
+# in a list: one key of a wrong type must not keep the others from being read. Any other error is the answer to all.
 READ = """#!lua flags=no-writes
 local answers = {}
-for i = 1, #KEYS, 2 do
-  local fields, log = redis.pcall('HGETALL', KEYS[i]), redis.pcall('GET', KEYS[i + 1])
-  answers[i] = fields.err or fields
-  answers[i + 1] = type(log) == 'table' and {log.err} or log
+for i, key in ipairs(KEYS) do
+  local is_log = i % 2 == 0
+  local found = redis.pcall(is_log and 'GET' or 'HGETALL', key)
+  local err = type(found) == 'table' and found.err
+  if err and not string.find(err, '^WRONGTYPE') then return redis.error_reply(err) end
+  if err then found = is_log and {err} or err end
+  answers[i] = found
 end
 return answers
 """

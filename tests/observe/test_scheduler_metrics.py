@@ -45,6 +45,12 @@ async def test_requests_are_counted_by_state_class_and_tenant(live: Live) -> Non
     assert read("reports_total") == 1
 
 
+async def test_what_an_earlier_leader_left_is_counted_until_it_is_read(live: Live) -> None:
+    leader, _, _ = live
+    leader.recovery.unread = dict.fromkeys("ab")
+    assert reader(leader)("unread_requests") == 2
+
+
 async def test_a_preempted_request_is_paused_until_it_runs_again(store: Switch) -> None:
     async with scheduler(store, policy="srpt-length", predictor="none") as (leader, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()

@@ -13,7 +13,7 @@ from scheduler_service.__main__ import LeaderSlot, hold, make_server
 from scheduler_service.config import Settings
 from scheduler_service.leader import Leader
 from scheduler_service.links.workers import WorkerLink
-from scheduler_service.store import Fenced, MemoryStore, Pulse
+from scheduler_service.store import Fenced, MemoryStore, Pulse, StoreUnavailable
 from tests.scheduler.live import WAIT_S, ScriptedWorker
 from tests.waiting import until
 
@@ -34,7 +34,7 @@ async def led(slot: LeaderSlot, *before: Leader | None) -> Leader:
 @asynccontextmanager
 async def held(store: MemoryStore, *, standby: bool) -> AsyncIterator[tuple[LeaderSlot, str, asyncio.Task[None]]]:
     """A scheduler, once it leads."""
-    settings = Settings(_cli_parse_args=False, standby=standby, lease_s=0.5)  # type: ignore[call-arg]
+    settings = Settings(_cli_parse_args=False, standby=standby, lease_s=0.6)  # type: ignore[call-arg]
     slot, server = LeaderSlot(), make_server(settings)
     add_WorkerLinkServicer_to_server(WorkerLink(slot), server.grpc)
     port = await server.start("127.0.0.1", 0)
@@ -71,6 +71,19 @@ async def test_a_store_that_has_lost_its_epoch_gets_one_above_what_workers_obeye
         leader = await led(slot, leader)
         assert leader.epoch > obeyed
         assert await answer(target, obeyed) == leader.epoch
+
+
+async def test_a_leader_whose_stepping_down_was_not_answered_leads_again_as_well() -> None:
+    class Unheard(MemoryStore):
+        async def step_down(self, epoch: int) -> None:
+            raise StoreUnavailable("did not answer")
+
+    async with held(Unheard(), standby=False) as (slot, target, _):
+        leader = await led(slot)
+        obeyed = leader.epoch + MINUTE_MS
+        assert await answer(target, obeyed) is grpc.StatusCode.UNAVAILABLE
+        leader = await led(slot, leader)
+        assert leader.epoch > obeyed
 
 
 async def test_whom_a_worker_has_obeyed_and_who_leads_is_not_driven_out() -> None:

@@ -87,6 +87,7 @@ async def test_a_silent_worker_is_lost(store: Switch) -> None:
         ({"model": {"fingerprint": "other"}}, "model: this scripted has other files"),
         ({"model": {"context_tokens": 255}}, "model: its context is smaller than the 256 tokens promised"),
         ({"model": {"refused": {"seed": "no"}}}, "model: its engine cannot serve seed, which the other workers do"),
+        ({"held": [worker_pb.Held(placement=2**32 - 1)]}, "held: a placement must be at most 2147483648"),
         ({"cost": {"verify_s": math.nan}}, "cost: verify_s of nan s is no duration"),
         ({"cost": {"draft_s": 1e308}}, "cost: draft_s of 1e.308 s is no duration"),
         ({"cost": {"verify_s": 1e-9}}, "cost: verify_s must be at least 1e-06 s"),
@@ -104,7 +105,12 @@ async def test_a_worker_that_does_not_belong_here_is_refused(
 
 @pytest.mark.parametrize(
     "row",
-    [{"drafted": 256}, {"drafted": 1, "accepted": 2}, {"finish": types_pb.FINISH_REASON_CANCELLED}],
+    [
+        {"drafted": 256},
+        {"drafted": 1, "accepted": 2},
+        {"prefilled": 2**32 - 1},
+        {"finish": types_pb.FINISH_REASON_CANCELLED},
+    ],
 )
 async def test_a_malformed_report_costs_its_worker_the_link_and_its_requests_nothing(
     live: Live, row: dict[str, int]

@@ -151,7 +151,7 @@ async def test_commits_without_writes_take_no_number_from_one_that_waits_for_mem
             if written:
                 told.set()
 
-    ledger = Told(store, lambda: 0.0, lambda id: None)
+    ledger = Told(store, lambda id: None)
     persister = Persister(store, 1, ledger, lambda: None)
     running = asyncio.create_task(persister.run(await store.lead(1)))
     persister.put([ours(ledger, "a")])

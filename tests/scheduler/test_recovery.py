@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 
 from protos.errors import BadInput, NotServing
 from protos.link.v1 import worker_link_pb2 as worker_pb
@@ -17,10 +18,14 @@ from scheduler_service.config import Settings
 from scheduler_service.insight import stats
 from scheduler_service.leader import Leader
 from scheduler_service.other_model import OtherModel
-from scheduler_service.store import RedisStore, Stored, StoreUnavailable, Unreadable
+from scheduler_service.recovery import Recovery
+from scheduler_service.store import MemoryStore, RedisStore, Stored, StoreUnavailable, Unreadable
+from scheduler_service.store.rounds import encode
+from scheduler_service.unreadable import Found
 from scheduler_service.worker_pool import MODEL_STAYS_S
 from tests.scheduler import stored
 from tests.scheduler.live import MODEL, Live, ScriptedGateway, ScriptedWorker, hello, scheduler
+from tests.scheduler.store.writes import created
 from tests.waiting import until
 
 STOP, ERROR = types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_ERROR
@@ -184,6 +189,19 @@ async def test_a_payload_that_is_malformed_or_anothers_is_unreadable(store: Redi
         assert list(leader.core.fleet.entries) == ["a"]
 
 
+async def test_damaged_log_probabilities_cut_no_gateways_link(store: RedisStore, raw: redis.Redis) -> None:
+    """They are read when a gateway is to hear them: in the middle of its stream, or while requests are taken over."""
+    await leave(store, "a", "b")
+    raw.set(store.keys.log("a"), encode([7], 0, 0, b"\xff\xff\xff"))
+    async with live(store) as (leader, _, gateway):
+        await gateway.follow("a")
+        await gateway.until(lambda: "a" in gateway.refused)
+        assert gateway.refused["a"].code == DATA_LOSS
+        await gateway.follow("b")
+        await gateway.heard_all()
+        assert list(leader.core.fleet.entries) == ["b"]
+
+
 async def test_an_unreadable_request_that_is_submitted_again_is_not_run_twice(
     store: RedisStore, raw: redis.Redis
 ) -> None:
@@ -210,6 +228,40 @@ async def test_what_the_store_may_not_set_aside_ends_no_service(
         await all_read(leader)
         assert isinstance(await store.get("a"), Unreadable)
     await old_rules.close()
+
+
+async def test_one_that_can_never_be_read_keeps_no_other_from_being_read_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scheduler_service.recovery.RETRY_S", 0)
+
+    class Slow(MemoryStore):
+        asked = 0
+
+        async def read(self, ids: Sequence[str]) -> list[Stored | Unreadable | None]:
+            if "r0" in ids:
+                self.asked += 1
+                raise StoreUnavailable("did not answer within 2 s")
+            return await super().read(ids)
+
+    store, taken = Slow(), set[str]()
+
+    async def take(id: str, found: Found) -> None:
+        taken.add(id)
+
+    async def tried_again() -> bool:
+        return len(taken) == 19 and store.asked > 10
+
+    reign = await created(store, *(f"r{number}" for number in range(20)))
+    recovery = Recovery(store, take, known=lambda id: False)
+    await recovery.begin(reign.epoch)
+    with capture_logs() as logs:
+        running = asyncio.create_task(recovery.run())
+        await until(tried_again)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert list(recovery.unread) == ["r0"]
+    assert [each["error"] for each in logs if each["event"] == "not_recovered"] == ["did not answer within 2 s"]
 
 
 async def test_a_cancel_of_a_request_that_cannot_be_read_yet_cuts_no_link_and_counts_when_it_is_read(
@@ -284,6 +336,19 @@ async def test_when_the_last_worker_has_been_gone_for_long_one_of_another_model_
         await other.until("new")
         assert list(leader.core.fleet.entries) == ["new"]
         await other.close()
+
+
+async def test_a_worker_of_another_model_that_dies_while_it_is_asked_for_its_tokenizer_ends_no_request(
+    store: RedisStore,
+) -> None:
+    async with left_waiting(store, "a") as (leader, target, _):
+        leader.durable.clock = lambda: time.time() + MODEL_STAYS_S
+        died = AsyncMock(side_effect=BadInput("tokenizer_part", "none came"))
+        with pytest.raises(BadInput, match="none came"):
+            await leader.attach(hello("other", model=other_model(), tokenizer_bytes=9), died)
+        own = await ScriptedWorker(target, "own").attach()
+        await own.until("a")
+        await own.close()
 
 
 async def test_live_requests_wait_for_workers_of_their_model_that_have_just_gone(store: RedisStore) -> None:

@@ -20,6 +20,7 @@ from scheduler_service.store import (
     LostWrites,
     RedisStore,
     StoreBusy,
+    Stored,
     StoreFull,
     StoreRefuses,
     StoreUnavailable,
@@ -28,6 +29,7 @@ from scheduler_service.store import (
 )
 from tests.conftest import redis_server
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
+from tests.scheduler.store.writes import created
 from tests.scheduler.test_redis_loss import output
 from tests.waiting import WAIT_S, until
 
@@ -172,6 +174,20 @@ async def test_what_a_person_has_to_mend_is_told_from_what_passes(
     with redis.Redis.from_url(url) as admin:
         admin.execute_command(*does.split())
     assert await kind(RedisStore(url, options=options)) is said
+
+
+@pytest.mark.parametrize("command", ["hgetall", "get"])
+async def test_what_its_user_may_not_read_counts_as_unreadable_nowhere(url: str, command: str) -> None:
+    """Else all that waits would be set aside, and its clients told that it is lost, for want of a permission."""
+    store = RedisStore(url)
+    await created(store, "a")
+    with redis.Redis.from_url(url) as admin:
+        admin.execute_command("ACL", "SETUSER", "default", f"-{command}")
+        with pytest.raises(StoreRefuses):
+            await store.read(["a"])
+        admin.execute_command("ACL", "SETUSER", "default", f"+{command}")
+    assert isinstance(await store.get("a"), Stored)
+    await store.close()
 
 
 async def test_a_redis_that_runs_a_long_script_has_answered(url: str) -> None:

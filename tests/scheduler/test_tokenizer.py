@@ -5,7 +5,9 @@ import asyncio
 import grpc
 import pytest
 
+from protos.errors import BadInput
 from protos.link.v1 import worker_link_pb2 as pb
+from protos.models import PART_BYTES
 from scheduler_service.links import workers as links
 from scheduler_service.store import MemoryStore
 from tests.scheduler.live import MODEL, ScriptedGateway, ScriptedWorker, hello, scheduler
@@ -119,3 +121,22 @@ async def test_a_worker_of_another_model_is_not_asked_and_keeps_nobody_waiting()
             await other.read()
         await worker.close()
         await other.close()
+
+
+class Dripping:
+    """A stream on which a tokenizer comes byte by byte."""
+
+    async def write(self, message: pb.ToWorker) -> None:
+        assert message.HasField("describe")
+
+    async def read(self) -> pb.FromWorker:
+        await asyncio.sleep(0)
+        return pb.FromWorker(tokenizer_part=b"x")
+
+
+async def test_one_that_comes_byte_by_byte_does_not_keep_others_waiting_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "PART_TIMEOUT_S", 0.01)
+    with pytest.raises(BadInput, match="too slow"):
+        await links._tokenizer(PART_BYTES, Dripping())

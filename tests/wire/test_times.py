@@ -2,7 +2,7 @@
 
 from math import inf
 
-from protos.times import MAX_DURATION_S, MAX_TIMESTAMP_S, duration, milliseconds, seconds, timestamp
+from protos.times import MAX_DURATION_S, MAX_TIMESTAMP_S, MIN_TIMESTAMP_S, duration, milliseconds, seconds, timestamp
 
 
 def test_microseconds_are_kept() -> None:
@@ -13,4 +13,6 @@ def test_microseconds_are_kept() -> None:
 
 def test_what_is_beyond_the_range_is_its_end() -> None:
     assert seconds(duration(inf)) == MAX_DURATION_S
+    assert seconds(duration(-inf)) == -MAX_DURATION_S
     assert seconds(timestamp(1e300)) == MAX_TIMESTAMP_S
+    assert seconds(timestamp(-1e12)) == MIN_TIMESTAMP_S
