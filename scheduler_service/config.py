@@ -32,7 +32,7 @@ class Settings(ServiceSettings):
     worker_names: list[str] = Field(["worker"], description="in a worker's certificate, under TLS; []: any name")
     standby: bool = Field(False, description="lead only while no other scheduler does; else: at once, instead of it")
     lease_s: float = Field(
-        0.75, ge=0.6, description="a leader that writes nothing for so long is replaced by a standby"
+        0.75, gt=0.25, description="a leader that writes nothing for so long is replaced by a standby"
     )
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",

@@ -35,7 +35,7 @@ DEMOTED = ("READONLY", "MASTERDOWN")  # another server would not give these
 FAILING_OVER = (*DEMOTED, "CLUSTERDOWN")
 BUSY = ("BUSY", "MISCONF", "TRYAGAIN")  # it runs a long script, cannot write its disk, or moves keys
 # For replicas, each time that they are asked. A leader that asks again every so often shows its standby that it lives:
-# with the pause in between it is less than the least `lease_s`.
+# with the pause in between it is less than the least `lease_s` that anybody should use.
 REPLICAS_MS = 250
 MAX_READS = 64  # at once; more wait. The client library has 100 connections, and a commit must always find one
 ENCODED_AT_ONCE = 64  # writes of a commit, until other tasks run

@@ -19,7 +19,7 @@ def test_every_table_is_on_a_page() -> None:
 
 def test_a_setting_stands_with_its_bounds_and_its_default() -> None:
     assert "|`--slots`|`4`|1–1024|worker|" in TABLES["up"]()
-    assert "|`--lease-s`|`0.75`|≥0.6|" in TABLES["scheduler"]()
+    assert "|`--lease-s`|`0.75`|>0.25|" in TABLES["scheduler"]()
 
 
 def test_a_service_is_told_only_what_up_does_not_say() -> None:

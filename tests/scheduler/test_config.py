@@ -20,7 +20,6 @@ from scheduler_service.config import Settings
         ("redis_url", "redis+sentinel://one,two,one/main"),  # it would be a majority by itself
         ("redis_url", "redis+sentinel://one/main?no_such_option=1"),
         ("redis_url", "redis://one?retry=1"),  # an option of the client library, but not for a URL
-        ("lease_s", 0.5),  # so seldom a leader is heard of whose replicas are missing
         ("keep_s", 10**18),  # more than Redis can wait: no request could end
         ("prefill_chunk", 2**32),  # more than a command can say
         ("max_lag", 2**32),

@@ -34,7 +34,7 @@ async def led(slot: LeaderSlot, *before: Leader | None) -> Leader:
 @asynccontextmanager
 async def held(store: MemoryStore, *, standby: bool) -> AsyncIterator[tuple[LeaderSlot, str, asyncio.Task[None]]]:
     """A scheduler, once it leads."""
-    settings = Settings(_cli_parse_args=False, standby=standby, lease_s=0.6)  # type: ignore[call-arg]
+    settings = Settings(_cli_parse_args=False, standby=standby, lease_s=0.5)  # type: ignore[call-arg]
     slot, server = LeaderSlot(), make_server(settings)
     add_WorkerLinkServicer_to_server(WorkerLink(slot), server.grpc)
     port = await server.start("127.0.0.1", 0)

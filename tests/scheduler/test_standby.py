@@ -135,7 +135,7 @@ class AnyServer:
 @pytest.mark.parametrize("standby", [False, True])
 async def test_a_leader_whose_answer_to_lead_was_lost_asks_again_and_leads(standby: bool) -> None:
     store, slot = LosesAnswers(), LeaderSlot()
-    settings = Settings(_cli_parse_args=False, standby=standby, lease_s=0.6)  # type: ignore[call-arg]
+    settings = Settings(_cli_parse_args=False, standby=standby, lease_s=0.3)  # type: ignore[call-arg]
     holding = asyncio.create_task(hold(settings, store, AnyServer(), slot))  # type: ignore[arg-type]
 
     async def leads() -> bool:
