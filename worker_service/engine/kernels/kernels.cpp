@@ -44,7 +44,7 @@ void attention_alone(const Shape& shape, const QueryRange* ranges, int count, co
     }
 
 extern "C" {
-bool tiles() { return has_tiles; }
+int tiles() { return has_tiles; }
 FOR_TYPE(float, float)
 FOR_TYPE(bfloat16, BFloat16)
 }
