@@ -196,6 +196,28 @@ def test_a_head_that_was_trained_with_other_options_is_not_taken_for_one_with_th
         trained(tiny, samples[:9], tmp_path, **({"passes": 2} | other))
 
 
+def test_a_head_that_learned_from_other_answers_is_not_taken_for_one_of_these(
+    tiny: Tiny, samples: list[Sample], tmp_path: Path
+) -> None:
+    """More of them are learned from in another order, of which nobody knows what is done."""
+    trained(tiny, samples[:9], tmp_path, passes=2)
+    for others in (samples[:10], samples[1:10]):
+        with pytest.raises(ModelError, match="was trained with other answers; remove it"):
+            trained(tiny, others, tmp_path, passes=2)
+
+
+def test_a_checkpoint_that_tells_no_options_is_given_none(tiny: Tiny, samples: list[Sample], tmp_path: Path) -> None:
+    """Older versions made such ones."""
+    checkpoint = tmp_path / "checkpoint.pt"
+    before = trained(tiny, samples[:9], tmp_path, passes=1)
+    content = torch.load(checkpoint, weights_only=True)
+    del content["options"]
+    torch.save(content, checkpoint)
+    for rate in (1e-3, 3e-3):
+        same = trained(tiny, samples[:9], tmp_path, passes=1, learning_rate=rate)
+        assert torch.equal(same.join.weight, before.join.weight)
+
+
 def test_a_head_learns_on_in_more_passes(tiny: Tiny, samples: list[Sample], tmp_path: Path) -> None:
     before, after = (trained(tiny, samples[:9], tmp_path, passes=passes) for passes in (1, 2))
     assert not torch.equal(before.join.weight, after.join.weight)
