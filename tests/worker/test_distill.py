@@ -313,6 +313,9 @@ def test_the_command_makes_a_drafter_that_serves(
         with pytest.raises(Interrupted):
             app([*flags.split(), *small.split()], standalone_mode=False)
     acceptance = json.loads((tmp_path / "out" / "report.json").read_text())["acceptance"]
+    told = capsys.readouterr()
+    assert "accepted per drafted token" in told.out
+    assert "serve with it" in told.err
     app([*flags.split(), *small.split()], standalone_mode=False)
     learned = {sample.id for sample in read_samples(tmp_path / "out.work" / "samples.jsonl")}
     (file,) = (tmp_path / "out.work").glob("test-*.jsonl")
@@ -324,7 +327,7 @@ def test_the_command_makes_a_drafter_that_serves(
     assert report["acceptance"] == acceptance
     assert set(acceptance["default"]) == {"all", "code"}
     assert report["speed"]["none"]["tokens_per_round"] == 1
-    assert "accepted per drafted token" in capsys.readouterr().out
+    assert "one request at a time" in capsys.readouterr().out
     target = load(str(tiny.folder), "cpu", "float32")
     assert make_drafter(str(tmp_path / "out"), target, blocks=1, block_tokens=1)
 
