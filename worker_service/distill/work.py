@@ -91,7 +91,7 @@ def distill(options: Namespace, console: Console) -> None:
     with _progress(console) as bar:
         speed = _race(options, target, maker, judges, bar)
     _write(report | {"speed": {name: asdict(row) for name, row in speed.items()}}, options)
-    _print_speed(speed, tables)
+    _print_speed(speed, options, tables)
 
 
 def _write(report: dict[str, object], options: Namespace) -> None:
@@ -270,8 +270,9 @@ def _print_acceptance(acceptance: dict[str, dict[str, dict[str, object]]], conso
     console.print(table)
 
 
-def _print_speed(speed: dict[str, Speed], console: Console) -> None:
-    table = Table(title="one request at a time")
+def _print_speed(speed: dict[str, Speed], options: Namespace, console: Console) -> None:
+    read = "; all three hand out the layers that the head reads" if options.kind == "eagle3" else ""
+    table = Table(title=f"one request at a time{read}")
     for name in ("drafter", "tokens/s", "ms a target pass", "ms a draft", "accepted per drafted", "tokens a round"):
         table.add_column(name, justify="left" if name == "drafter" else "right")
     for drafter, row in speed.items():
