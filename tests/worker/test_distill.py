@@ -196,6 +196,28 @@ def test_a_head_that_was_trained_with_other_options_is_not_taken_for_one_with_th
         trained(tiny, samples[:9], tmp_path, **({"passes": 2} | other))
 
 
+def test_a_head_that_learned_from_other_answers_is_not_taken_for_one_of_these(
+    tiny: Tiny, samples: list[Sample], tmp_path: Path
+) -> None:
+    """More of them are learned from in another order, of which nobody knows what is done."""
+    trained(tiny, samples[:9], tmp_path, passes=2)
+    for others in (samples[:10], samples[1:10]):
+        with pytest.raises(ModelError, match="was trained with other answers; remove it"):
+            trained(tiny, others, tmp_path, passes=2)
+
+
+def test_a_checkpoint_that_tells_no_options_is_given_none(tiny: Tiny, samples: list[Sample], tmp_path: Path) -> None:
+    """Older versions made such ones."""
+    checkpoint = tmp_path / "checkpoint.pt"
+    before = trained(tiny, samples[:9], tmp_path, passes=1)
+    content = torch.load(checkpoint, weights_only=True)
+    del content["options"]
+    torch.save(content, checkpoint)
+    for rate in (1e-3, 3e-3):
+        same = trained(tiny, samples[:9], tmp_path, passes=1, learning_rate=rate)
+        assert torch.equal(same.join.weight, before.join.weight)
+
+
 def test_a_head_learns_on_in_more_passes(tiny: Tiny, samples: list[Sample], tmp_path: Path) -> None:
     before, after = (trained(tiny, samples[:9], tmp_path, passes=passes) for passes in (1, 2))
     assert not torch.equal(before.join.weight, after.join.weight)
@@ -291,6 +313,9 @@ def test_the_command_makes_a_drafter_that_serves(
         with pytest.raises(Interrupted):
             app([*flags.split(), *small.split()], standalone_mode=False)
     acceptance = json.loads((tmp_path / "out" / "report.json").read_text())["acceptance"]
+    told = capsys.readouterr()
+    assert "accepted per drafted token" in told.out
+    assert "serve with it" in told.err
     app([*flags.split(), *small.split()], standalone_mode=False)
     learned = {sample.id for sample in read_samples(tmp_path / "out.work" / "samples.jsonl")}
     (file,) = (tmp_path / "out.work").glob("test-*.jsonl")
@@ -302,7 +327,7 @@ def test_the_command_makes_a_drafter_that_serves(
     assert report["acceptance"] == acceptance
     assert set(acceptance["default"]) == {"all", "code"}
     assert report["speed"]["none"]["tokens_per_round"] == 1
-    assert "accepted per drafted token" in capsys.readouterr().out
+    assert "one request at a time" in capsys.readouterr().out
     target = load(str(tiny.folder), "cpu", "float32")
     assert make_drafter(str(tmp_path / "out"), target, blocks=1, block_tokens=1)
 

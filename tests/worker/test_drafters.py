@@ -359,11 +359,11 @@ def test_warm_up_sees_what_a_draft_costs_though_lookups_hit(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("cautious", [False, True])
-def test_a_lookup_reads_the_end_of_a_text_that_is_long_at_first_sight(cautious: bool) -> None:
-    """To read all of it would hold up everybody's step."""
+def test_a_lookup_reads_a_long_text_from_its_end_on_step_by_step(cautious: bool) -> None:
+    """To read all of it at first sight would hold up everybody's step."""
 
-    def drafts(drafter: NgramDrafter, text: Sequence[int]) -> list[int]:
-        (proposed,) = drafter.propose([Ask("a", text, 2)])
+    def drafts(drafter: NgramDrafter, text: Sequence[int], name: str = "a") -> list[int]:
+        (proposed,) = drafter.propose([Ask(name, text, 2)])
         return proposed
 
     def lookup() -> NgramDrafter:
@@ -372,8 +372,14 @@ def test_a_lookup_reads_the_end_of_a_text_that_is_long_at_first_sight(cautious: 
     near, far, drafter = [1, 2, 3, *range(100, 16_000)], [1, 2, 3, *range(100, 40_000)], lookup()
     assert drafts(drafter, [*near, 1, 2]) == [3, 100]
     assert drafts(drafter, [*near, 1, 2, *range(50_000, 60_000), 2, 3]) == [100, 101]  # what it knows it keeps
-    assert drafts(lookup(), [*far, 1, 2]) == []
     assert drafts(lookup(), [*far, 39_997, 39_998]) == [39_999, 39_997]
+    later = lookup()
+    assert [drafts(later, [*far, 1, 2]) for _ in range(13)] == [*[[]] * 11, *[[3, 100]] * 2]
+    assert drafts(later, [*far, 1, 2, 1, 2]) == [1, 2]  # the newest counts, whenever it was read
+    twice = [*range(20_000), 303, 304, 7, 8, *range(50_000, 70_000), 303, 304]
+    assert [drafts(later, twice, "b") for _ in range(13)] == [[], *[[7, 8]] * 12]
+    both, asks = lookup(), [Ask(name, [*far, 1, 2], 2) for name in "cd"]
+    assert [both.propose(asks) for _ in range(24)][-2:] == [[[3, 100], []], [[3, 100], [3, 100]]]
 
 
 @pytest.mark.parametrize("batch", [1, 3, 9])

@@ -101,7 +101,7 @@ def test_both_rows_of_a_report_are_of_whole_answers_at_the_same_age(
 
     monkeypatch.setattr(probe_making, "explained", explained)
     worth = make_worth(Namespace(work=tmp_path, out=tmp_path / "out"), target, samples, samples)
-    assert {each.answers for each in worth.values()} == {24}
+    assert {each.answers for each in worth.values()} == {16}
     (first, later), held_out = judged[:2], judged[2:]
     assert held_out == [first, later]
     ended = [len(sample.output) for sample in samples if sample.output[-1] == eos]

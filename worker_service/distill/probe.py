@@ -35,7 +35,7 @@ JUDGED = 64  # where they are judged
 @dataclass(frozen=True, slots=True)
 class Worth:
     """Share of the variance of ln(tokens that remain) that readings explain: at the first token, and at JUDGED. Of
-    answers that a bound has cut nobody knows what remained: they do not count."""
+    answers that a bound has cut nobody knows what remained: they count nowhere."""
 
     answers: int
     first: float
@@ -144,7 +144,7 @@ def _left_out(learned: Sequence[Sample], first: Examples, later: Examples, fits:
         _explained(part, one.guessed, lengths[part.answers] - part.left == at + 1)
         for at, part, one in zip((0, JUDGED), (first, later), fits, strict=True)
     ]
-    return Worth(len(learned), *shares)
+    return Worth(int((~first.cut).sum()), *shares)
 
 
 def _judged(options: Namespace, target: LoadedModel, head: LengthHead, judges: Sequence[Sample]) -> Worth:
@@ -158,7 +158,7 @@ def _judged(options: Namespace, target: LoadedModel, head: LengthHead, judges: S
         with torch.inference_mode():
             guessed = middle(layer(seen.inputs).log_softmax(-1))
         shares.append(_explained(seen, guessed, torch.ones_like(seen.cut)))
-    return Worth(len(judges), *shares)
+    return Worth(sum(sample.output[-1] in target.eos_ids for sample in judges), *shares)
 
 
 def _explained(part: Examples, guessed: torch.Tensor, judged: torch.Tensor) -> float:

@@ -39,6 +39,7 @@ class Features:
         self._file, self._hidden_size = file, hidden_size
         self._begins = np.cumsum([0, *(len(s.prompt) + len(s.output) - 1 for s in samples)]).tolist()
         self._digests = [hashlib.sha256(repr((s.prompt, s.output)).encode()).hexdigest()[:16] for s in samples]
+        self.digest = hashlib.sha256("".join(self._digests).encode()).hexdigest()[:16]  # of all samples, in order
 
     def compute(
         self,
@@ -143,7 +144,8 @@ class Trainer:
         self._embeddings, self._output = embeddings, output
         self._rows = output[head.draft_ids]
         self._unroll, self._learning_rate = unroll, learning_rate
-        self.options: dict[str, float] = {"unroll": unroll, "learning_rate": learning_rate}  # kept with what is learned
+        # Kept with what is learned.
+        self.options: dict[str, float | str] = {"unroll": unroll, "learning_rate": learning_rate}
         self._optimizer = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=0.02)
 
     def make_batch(self, samples: Sequence[Sample], features: Features, indices: Sequence[int]) -> Any:
@@ -198,12 +200,14 @@ class Trainer:
         scratch.replace(file)
 
     def load(self, file: Path) -> None:
-        """Raises ModelError if the checkpoint is of a head of another size or was trained with other options: more
-        passes alone are gone on with."""
+        """Raises ModelError if the checkpoint is of a head of another size or was trained with other options or
+        answers: more passes alone are gone on with. What it does not tell, as older ones, is taken on trust and stays
+        untold."""
         content = torch.load(file, weights_only=True)
         known = content.get("options", {})
-        if other := [name for name, value in self.options.items() if not _goes_on(name, known.get(name, value), value)]:
-            told = " and ".join(f"--{name.replace('_', '-')} {known[name]:g}" for name in other)
+        self.options = {name: value for name, value in self.options.items() if name in known}
+        if other := [name for name, value in self.options.items() if not _goes_on(name, known[name], value)]:
+            told = " and ".join(_told(name, known[name]) for name in other)
             raise ModelError(f"{file} was trained with {told}; remove it to train anew")
         own, saved = self.head.state_dict(), content["head"]
         if {name: weight.shape for name, weight in own.items()} != {name: each.shape for name, each in saved.items()}:
@@ -226,7 +230,7 @@ def train(
     progress: Callable[[int, int, float], None],
 ) -> None:
     """Go `passes` times over `samples`, from `checkpoint` on if there is one. `progress`: steps done, all, the loss."""
-    trainer.options |= {"passes": passes, "batch_tokens": batch_tokens}
+    trainer.options |= {"passes": passes, "batch_tokens": batch_tokens, "answers": features.digest}
     if checkpoint.exists():
         trainer.load(checkpoint)
     most = trainer.reads * batch_tokens
@@ -239,9 +243,13 @@ def train(
     trainer.save(checkpoint)
 
 
-def _goes_on(option: str, trained: float, told: float) -> bool:
+def _goes_on(option: str, trained: Any, told: Any) -> bool:
     """Whether training with a `told` option is a continuation of one with the `trained`."""
-    return told >= trained if option == "passes" else told == trained
+    return bool(told >= trained if option == "passes" else told == trained)
+
+
+def _told(option: str, trained: Any) -> str:
+    return "other answers" if option == "answers" else f"--{option.replace('_', '-')} {trained:g}"
 
 
 def _schedule(done: float) -> float:

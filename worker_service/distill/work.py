@@ -85,10 +85,13 @@ def distill(options: Namespace, console: Console) -> None:
         acceptance = evaluate(maker, target, judges, bar)
         report: dict[str, object] = {"acceptance": acceptance}
         _write(report, options)  # it took long, and the race may want more memory than there is
+    tables = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+    _print_acceptance(acceptance, tables)
+    console.print(f"the drafter: {options.out}; serve with it: laps-sd up --drafter {options.out}")
+    with _progress(console) as bar:
         speed = _race(options, target, maker, judges, bar)
     _write(report | {"speed": {name: asdict(row) for name, row in speed.items()}}, options)
-    _print(acceptance, speed, Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH))
-    console.print(f"the drafter: {options.out}; serve with it: laps-sd up --drafter {options.out}")
+    _print_speed(speed, options, tables)
 
 
 def _write(report: dict[str, object], options: Namespace) -> None:
@@ -255,7 +258,7 @@ def _race(
     )
 
 
-def _print(acceptance: dict[str, dict[str, dict[str, object]]], speed: dict[str, Speed], console: Console) -> None:
+def _print_acceptance(acceptance: dict[str, dict[str, dict[str, object]]], console: Console) -> None:
     table = Table(title="accepted per drafted token, at draft length")
     for name in ("drafter", "category", *map(str, range(1, LONGEST + 1)), "tokens a round at 4"):
         table.add_column(name, justify="left" if name in ("drafter", "category") else "right")
@@ -265,7 +268,11 @@ def _print(acceptance: dict[str, dict[str, dict[str, object]]], speed: dict[str,
             shares = [f"{figures.per_drafted(length):.2f}" for length in range(1, LONGEST + 1)]
             table.add_row(drafter, category, *shares, f"{figures.per_round(4):.2f}")
     console.print(table)
-    table = Table(title="one request at a time")
+
+
+def _print_speed(speed: dict[str, Speed], options: Namespace, console: Console) -> None:
+    read = "; all three hand out the layers that the head reads" if options.kind == "eagle3" else ""
+    table = Table(title=f"one request at a time{read}")
     for name in ("drafter", "tokens/s", "ms a target pass", "ms a draft", "accepted per drafted", "tokens a round"):
         table.add_column(name, justify="left" if name == "drafter" else "right")
     for drafter, row in speed.items():

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from worker_service.engine.drafting.drafter import Ask, Drafter
 
 _FIRST = 16_384  # tokens: of a longer text only so many of the last ones are looked through when it is first seen
+_OLDER = 2_000  # tokens before those that a call then looks through, of all its texts together
 
 
 class NgramDrafter(Drafter):
@@ -22,6 +23,9 @@ class NgramDrafter(Drafter):
         self._indexes: dict[str, _NgramIndex] = {}
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        left = _OLDER
+        for ask in asks:
+            left -= self._index(ask.request_id).extend(ask.tokens, left)
         return [self._index(ask.request_id).propose(ask.tokens, ask.draft_len) for ask in asks]
 
     def forget(self, request_id: str) -> None:
@@ -40,23 +44,36 @@ class _NgramIndex:
     def __init__(self, longest: int, shortest: int, cautious: bool) -> None:
         self._longest, self._shortest, self._cautious = longest, shortest, cautious
         self._next: dict[tuple[int, ...], int] = {}  # n-gram -> where its most recent continuation begins
-        self._indexed = 0  # n-grams that end before this position are in the index
+        self._indexed = 0  # n-grams that end at this position or before are in the index,
+        self._older = 0  # but for those that end at this one or before, if they are not there yet
 
     def propose(self, tokens: Sequence[int], k: int) -> list[int]:
-        """At most `k` tokens that may follow `tokens`."""
-        self._extend(tokens)
+        """At most `k` tokens that may follow `tokens`, which the index knows."""
         for n in range(min(self._longest, len(tokens) - 1), self._shortest - 1, -1):
             begin = self._next.get(tuple(tokens[-n:]))
             if begin is not None:
                 return self._follow(tokens, begin, min(k, n) if self._cautious and n < self._longest else k)
         return []
 
-    def _extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int], older: int) -> int:
+        """Take in what is new of `tokens`, and at most so many of the `older` ones that were left out. Returns how
+        many."""
+        if (begin := len(tokens) - _FIRST) > self._indexed:
+            self._indexed = self._older = begin
         # The last token is left out: an n-gram that ends there has no continuation yet.
-        for end in range(max(self._indexed, len(tokens) - _FIRST) + 1, len(tokens)):
-            for n in range(self._shortest, min(self._longest, end) + 1):
-                self._next[tuple(tokens[end - n : end])] = end
+        for end in range(self._indexed + 1, len(tokens)):
+            self._add(tokens, end)
             self._indexed = end
+        rest = max(self._older - older, 0)
+        for end in range(self._older, rest, -1):
+            self._add(tokens, end)
+        taken, self._older = self._older - rest, rest
+        return taken
+
+    def _add(self, tokens: Sequence[int], end: int) -> None:
+        for n in range(self._shortest, min(self._longest, end) + 1):
+            key = tuple(tokens[end - n : end])
+            self._next[key] = max(end, self._next.get(key, 0))  # what is older may come later
 
     @staticmethod
     def _follow(tokens: Sequence[int], begin: int, k: int) -> list[int]:
