@@ -339,8 +339,8 @@ def test_the_authority_comes_from_the_environment(by: Any, certs: Path, monkeypa
 
 
 def test_the_next_gateway_is_asked_when_one_is_lost() -> None:
-    """However many are."""
-    lost = ",".join([NOBODY] * 4)
+    """However many are, also those whose name is known no more."""
+    lost = ",".join([NOBODY, "gone.invalid:1"] * 2)
     with serving(Gateway([last(0)])) as gateway, Client(f"{lost},{gateway.target}", max_retries=0) as client:
         assert client.complete("x").finish_reason == "length"
 
