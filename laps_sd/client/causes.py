@@ -5,6 +5,7 @@ import os
 import socket
 import ssl
 from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
 
 from laps_sd.client.server import Server
 from laps_sd.client.wire import is_loopback
@@ -24,13 +25,20 @@ class Cause:
 
 
 def by_proxy(target: str) -> bool:
-    """Whether gRPC goes there through the HTTP proxy that the environment names. Of addresses that need none, networks
-    are not told apart."""
-    host, names = target.rpartition(":")[0], os.environ
-    if is_loopback(host) or not next((names[each] for each in PROXIES if each in names), ""):
+    """Whether gRPC goes there through the HTTP proxy that the environment names."""
+    host, names = target.rpartition(":")[0].strip("[]"), os.environ
+    proxy = next((names[each] for each in PROXIES if each in names), "").casefold()
+    if is_loopback(host) or not proxy.startswith("http://"):  # gRPC takes no other
         return False
-    exempt = names.get("no_grpc_proxy", names.get("no_proxy", ""))
-    return not any(host.endswith(each) for each in exempt.replace(" ", "").split(",") if each)
+    host, exempt = host.casefold(), names.get("no_grpc_proxy", names.get("no_proxy", "")).casefold()
+    return not any(host.endswith(each) or _is_in(host, each) for each in exempt.replace(" ", "").split(",") if each)
+
+
+def _is_in(host: str, network: str) -> bool:
+    try:
+        return ip_address(host) in ip_network(network, strict=False)
+    except ValueError:  # one of them is a name
+        return False
 
 
 def find_cause(server: Server, target: str) -> Cause | None:

@@ -423,7 +423,15 @@ def test_a_proxy_is_asked_for_another_machine(proxy: socket.socket) -> None:
 
 @pytest.mark.usefixtures("proxy")
 def test_a_machine_that_needs_no_proxy_is_looked_for_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "localhost, .here")
-    assert [by_proxy(at) for at in ("far.invalid:1", "a.here:1", "127.0.0.1:1")] == [True, False, False]
-    monkeypatch.setenv("grpc_proxy", "")
+    monkeypatch.setenv("no_proxy", "localhost, .Here, 192.0.2.0/24, fd00::1")
+    assert [by_proxy(at) for at in ("far.invalid:1", "192.0.3.1:1", "[fd00::2]:1")] == [True] * 3
+    monkeypatch.setenv("https_proxy", "HTTP://127.0.0.1:3128")
+    assert by_proxy("far.invalid:1")
+    assert not any(by_proxy(at) for at in ("a.herE:1", "127.0.0.1:1", "192.0.2.7:1", "[fd00::1]:1"))
+
+
+@pytest.mark.usefixtures("proxy")
+@pytest.mark.parametrize("told", ["", "127.0.0.1:3128", "https://127.0.0.1:3128"])
+def test_what_grpc_does_not_take_for_a_proxy_is_none(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("grpc_proxy", told)
     assert not by_proxy("far.invalid:1")
