@@ -69,6 +69,8 @@ def _handshake(plain: socket.socket, host: str, target: str, server: Server) -> 
     except ssl.SSLCertVerificationError as error:
         by = server.ca_name or "the public authorities"
         return Cause(f"the certificate of {target} is not one that {by} vouches for: {error.verify_message}", False)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        return None  # it hung up, and does not say why
     except ssl.SSLError as error:
         said = str(error.strerror).partition("] ")[2].rpartition(" (")[0]  # not all alerts have a `reason`
         if "no application protocol" in said:
@@ -77,7 +79,7 @@ def _handshake(plain: socket.socket, host: str, target: str, server: Server) -> 
             return Cause(f"{target} ends the TLS handshake: {said}", False)
         return Cause(f"{target} does not speak TLS: leave out --ca (ca=) and https://", False)
     except OSError:
-        pass  # it hung up, and does not say why
+        pass  # so it did, or it says nothing
     return None
 
 

@@ -248,6 +248,20 @@ def test_the_http_port_in_place_of_the_grpc_port_is_named(by: Any) -> None:
             server.shutdown()
 
 
+def _found(last_words: bytes, certs: Path) -> Cause | None:
+    """What is found where a server answers a TLS handshake so, and hangs up."""
+
+    class Ends(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            self.request.sendall(last_words)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Ends) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        target = f"127.0.0.1:{server.server_address[1]}"
+        return find_cause(find_server(target, None, certs / "gateway" / "ca.crt"), target)
+
+
 @pytest.mark.parametrize(
     ("alert", "words"),
     [
@@ -258,17 +272,15 @@ def test_the_http_port_in_place_of_the_grpc_port_is_named(by: Any) -> None:
     ],
 )
 def test_a_server_that_ends_the_handshake_is_not_said_to_be_without_tls(alert: int, words: str, certs: Path) -> None:
-    class Ends(BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.recv(1 << 16)
-            self.request.sendall(bytes([21, 3, 3, 0, 2, 2, alert]))
-
-    with ThreadingTCPServer(("127.0.0.1", 0), Ends) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        target = f"127.0.0.1:{server.server_address[1]}"
-        cause = find_cause(find_server(target, None, certs / "gateway" / "ca.crt"), target)
+    cause = _found(bytes([21, 3, 3, 0, 2, 2, alert]), certs)
     assert cause is not None
     assert words in cause.words
+
+
+@pytest.mark.parametrize("last_words", [b"", bytes([21, 3, 3, 0, 2, 1, 0])], ids=["nothing", "close_notify"])
+def test_a_server_that_only_hangs_up_may_still_be_starting(last_words: bytes, certs: Path) -> None:
+    """As a proxy with nothing behind it does."""
+    assert _found(last_words, certs) is None
 
 
 @both
