@@ -11,7 +11,8 @@ from laps_sd.client.server import Server
 from laps_sd.client.wire import is_loopback
 
 PROBE_S = 1.0  # of connecting, and of the handshake
-ALERTS = " alert ", "unrecognized name"  # in OpenSSL's words for what the other side said, in TLS
+# In OpenSSL's words for what the other side said, in TLS; it has words for all its own errors, not for all alerts.
+ALERTS = " alert ", "tlsv1 ", "unknown error"
 GRPC = ["h2"]  # what TLS is asked to carry
 PROXIES = "grpc_proxy", "https_proxy", "http_proxy"  # the first that is set counts
 

@@ -3,6 +3,7 @@
 import asyncio
 import multiprocessing
 import os
+import re
 import socket
 import ssl
 import threading
@@ -268,13 +269,15 @@ def _found(last_words: bytes, certs: Path) -> Cause | None:
         (40, "alert handshake failure"),
         (70, "ends the TLS handshake: tlsv1 alert protocol version"),
         (112, "ends the TLS handshake: tlsv1 unrecognized name"),
-        (120, "speaks HTTP, not gRPC"),  # it has no protocol in common
+        (110, "ends the TLS handshake: tlsv1 unsupported extension"),
+        (120, "speaks HTTP, not gRPC|handshake: unknown error"),  # no common protocol; older OpenSSL has no text of it
+        (200, "ends the TLS handshake: unknown error"),  # nor any of this one
     ],
 )
 def test_a_server_that_ends_the_handshake_is_not_said_to_be_without_tls(alert: int, words: str, certs: Path) -> None:
     cause = _found(bytes([21, 3, 3, 0, 2, 2, alert]), certs)
     assert cause is not None
-    assert words in cause.words
+    assert re.search(words, cause.words)
 
 
 @pytest.mark.parametrize("last_words", [b"", bytes([21, 3, 3, 0, 2, 1, 0])], ids=["nothing", "close_notify"])
