@@ -24,7 +24,8 @@ DETAILS_KEY = "grpc-status-details-bin"  # in the trailers of every status that 
 # A server or a proxy that stops ends calls with CANCELLED when it cannot end them in order.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _CONNECTION = (*_BROKEN, grpc.StatusCode.DEADLINE_EXCEEDED)
-_NEVER_SENT = ("failed to connect", "DNS resolution failed")  # how gRPC begins what it says then
+# How gRPC begins what it says then; the last two of names, in newer and in older versions.
+_NEVER_SENT = ("failed to connect", "errors resolving", "DNS resolution failed")
 
 
 @dataclass(slots=True)

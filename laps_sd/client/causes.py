@@ -5,12 +5,14 @@ import os
 import socket
 import ssl
 from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
 
 from laps_sd.client.server import Server
 from laps_sd.client.wire import is_loopback
 
 PROBE_S = 1.0  # of connecting, and of the handshake
-ALERTS = " alert ", "unrecognized name"  # in OpenSSL's words for what the other side said, in TLS
+# In OpenSSL's words for what the other side said, in TLS; it has words for all its own errors, not for all alerts.
+ALERTS = " alert ", "tlsv1 ", "unknown error"
 GRPC = ["h2"]  # what TLS is asked to carry
 PROXIES = "grpc_proxy", "https_proxy", "http_proxy"  # the first that is set counts
 
@@ -24,13 +26,20 @@ class Cause:
 
 
 def by_proxy(target: str) -> bool:
-    """Whether gRPC goes there through the HTTP proxy that the environment names. Of addresses that need none, networks
-    are not told apart."""
-    host, names = target.rpartition(":")[0], os.environ
-    if is_loopback(host) or not next((names[each] for each in PROXIES if each in names), ""):
+    """Whether gRPC goes there through the HTTP proxy that the environment names."""
+    host, names = target.rpartition(":")[0].strip("[]"), os.environ
+    proxy = next((names[each] for each in PROXIES if each in names), "").casefold()
+    if is_loopback(host) or not proxy.startswith("http://"):  # gRPC takes no other
         return False
-    exempt = names.get("no_grpc_proxy", names.get("no_proxy", ""))
-    return not any(host.endswith(each) for each in exempt.replace(" ", "").split(",") if each)
+    host, exempt = host.casefold(), names.get("no_grpc_proxy", names.get("no_proxy", "")).casefold()
+    return not any(host.endswith(each) or _is_in(host, each) for each in exempt.replace(" ", "").split(",") if each)
+
+
+def _is_in(host: str, network: str) -> bool:
+    try:
+        return ip_address(host) in ip_network(network, strict=False)
+    except ValueError:  # one of them is a name
+        return False
 
 
 def find_cause(server: Server, target: str) -> Cause | None:
@@ -61,6 +70,8 @@ def _handshake(plain: socket.socket, host: str, target: str, server: Server) -> 
     except ssl.SSLCertVerificationError as error:
         by = server.ca_name or "the public authorities"
         return Cause(f"the certificate of {target} is not one that {by} vouches for: {error.verify_message}", False)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        return None  # it hung up, and does not say why
     except ssl.SSLError as error:
         said = str(error.strerror).partition("] ")[2].rpartition(" (")[0]  # not all alerts have a `reason`
         if "no application protocol" in said:
@@ -69,7 +80,7 @@ def _handshake(plain: socket.socket, host: str, target: str, server: Server) -> 
             return Cause(f"{target} ends the TLS handshake: {said}", False)
         return Cause(f"{target} does not speak TLS: leave out --ca (ca=) and https://", False)
     except OSError:
-        pass  # it hung up, and does not say why
+        pass  # so it did, or it says nothing
     return None
 
 

@@ -153,7 +153,8 @@ def test_a_null_says_nothing_where_a_worker_has_a_default_of_its_own() -> None:
     nulls = dict.fromkeys(["max_num_seqs", "pipeline_parallel_size", "kv_cache_memory_bytes", "speculative_config"])
     told = Settings(model="m", vllm_args=nulls, kv_tokens=4096, slots=8).engine_args()
     assert (told["max_num_seqs"], told["speculative_config"]["method"]) == (32, "ngram")
-    assert Settings(model="m", vllm_args=nulls, drafter="none").engine_args()["speculative_config"] is None
+    for args in (nulls, {"pipeline_parallel_size": 2, "speculative_config": None}):
+        assert Settings(model="m", vllm_args=args, drafter="none").engine_args()["speculative_config"] is None
 
 
 def test_drafts_follow_from_the_drafter_unless_vllms_own_setting_says_otherwise() -> None:

@@ -49,7 +49,8 @@ class Settings(CommonSettings):
         said = {name: value for name, value in self.vllm_args.items() if value is not None}
         if "speculative_config" in said and self.drafter != "default":
             raise ValueError("vllm_args: speculative_config and --drafter say the same; leave one of them out")
-        if said.get("pipeline_parallel_size", 1) != 1 and "speculative_config" in self.engine_args():
+        drafts = self.engine_args().get("speculative_config") is not None
+        if drafts and said.get("pipeline_parallel_size", 1) != 1:
             raise ValueError("vllm_args: pipeline_parallel_size needs --drafter none: vLLM drafts in no pipeline")
         if self.kv_tokens is not None and (same := next((name for name in _KV_ARGS if name in said), None)):
             raise ValueError(f"vllm_args: {same} and --kv-tokens say the same; leave one of them out")
