@@ -61,7 +61,11 @@ class Recovery:
                     self._rolled_back -= times  # it may go back again while it is asked
                 waiting = len(self.unread)
                 while self.unread:  # it shrinks meanwhile: requests are also read when somebody asks for them
-                    await self._fetch_first()
+                    try:
+                        await self._fetch_first()
+                    except StoreUnavailable:
+                        await self.set_aside.carry_out(self._epoch)  # it may be away for one alone, and for good
+                        raise
                 await self.set_aside.carry_out(self._epoch)
                 self._log.info("recovered", waiting=waiting)
                 trouble = ""

@@ -325,6 +325,27 @@ async def test_several_that_can_never_be_read_keep_no_other_waiting_for_long(mon
     assert sorted(store.got.values())[150] <= 10
 
 
+async def test_one_that_can_never_be_read_keeps_no_unreadable_one_from_being_set_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, unreadable = Failing(lambda id: id == "r0"), list[str]()
+
+    async def set_aside(epoch: int, id: str, reason: str) -> None:
+        unreadable.append(id)
+
+    async def left() -> bool:
+        return recovery.unread.keys() == {"r0"}
+
+    async def done() -> bool:
+        return unreadable == ["r1"]
+
+    monkeypatch.setattr(store, "set_aside", set_aside)
+    async with recovering(store, 2, monkeypatch) as (recovery, _):
+        await until(left)
+        recovery.set_aside.found("r1", Unreadable("as somebody who asked for it found"))
+        await until(done)
+
+
 async def test_a_cancel_of_a_request_that_cannot_be_read_yet_cuts_no_link_and_counts_when_it_is_read(
     store: RedisStore, redis_url: str, namespace: str
 ) -> None:
