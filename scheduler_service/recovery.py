@@ -25,6 +25,8 @@ class Recovery:
         self._store, self._take, self._known = store, take, known
         self._epoch = 0
         self._at_once = CHUNK
+        self._doubtful = set[str]()  # unread ones that were asked for in vain
+        self._answered = True  # the last read
         self._rolled_back = 0  # times, since the index was read
         self._due = asyncio.Event()
         self._log = structlog.get_logger()
@@ -59,7 +61,11 @@ class Recovery:
                     self._rolled_back -= times  # it may go back again while it is asked
                 waiting = len(self.unread)
                 while self.unread:  # it shrinks meanwhile: requests are also read when somebody asks for them
-                    await self._fetch_first()
+                    try:
+                        await self._fetch_first()
+                    except StoreUnavailable:
+                        await self.set_aside.carry_out(self._epoch)  # it may be away for one alone, and for good
+                        raise
                 await self.set_aside.carry_out(self._epoch)
                 self._log.info("recovered", waiting=waiting)
                 trouble = ""
@@ -71,14 +77,22 @@ class Recovery:
                 self._due.set()
 
     async def _fetch_first(self) -> None:
-        """Those that cannot be read become the last, and fewer at a time: they keep nobody else waiting."""
-        ids = list(islice(self.unread, self._at_once))
+        """Those that cannot be read are left out, and fewer asked for at a time, until the store answers for others.
+        Who fails again then becomes the last, and keeps nobody waiting; the others keep their places: it was away."""
+        if self._doubtful >= self.unread.keys():
+            self._doubtful.clear()
+        ids = list(islice((id for id in self.unread if self._answered or id not in self._doubtful), self._at_once))
         try:
             await self.fetch(ids)
         except StoreUnavailable:
-            self.unread |= {id: self.unread.pop(id) for id in ids if id in self.unread}
-            self._at_once = max(self._at_once // 2, 1)
+            failed = {id: None for id in ids if id in self.unread}
+            for id in failed.keys() & self._doubtful:
+                del self.unread[id]
+            self.unread |= failed
+            self._doubtful ^= failed.keys()
+            self._at_once, self._answered = max(self._at_once // 2, 1), False
             raise
+        self._answered = True
         self._at_once = min(2 * self._at_once, CHUNK)
 
     async def fetch(self, ids: Iterable[str]) -> None:
@@ -90,6 +104,7 @@ class Recovery:
         for id, found in zip(ids, read, strict=True):
             if id in self.unread:  # else another call has read it meanwhile
                 del self.unread[id]
+                self._doubtful.discard(id)
                 if not self._known(id):
                     found = checked(id, found)
                     if isinstance(found, Unreadable):

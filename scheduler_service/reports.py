@@ -12,7 +12,7 @@ from scheduler_service.store.rounds import MAX_TOKENS
 
 MAX_DRAFT = 255  # drafts of a round: a stored round counts them in one byte
 MAX_PREFILLED = 1 << 24  # tokens that a row computes: its tenant is charged for them
-MAX_S = 1e9  # that all times of a report come to: a worker may have been idle for months
+MIN_S, MAX_S = -1.0, 1e9  # a time of a report, by rounding; all that they come to: a worker may be idle for months
 _FINISH = {  # what a worker may say
     types_pb.FINISH_REASON_UNSPECIFIED: None,
     types_pb.FINISH_REASON_STOP: Finish.STOP,
@@ -65,7 +65,8 @@ def read(worker: str, report: pb.StepReport) -> tuple[StepDone, dict[str, Output
         raise BadInput("rows", "a request has more than one")
     of_rounds_s = report.draft_s, report.verify_s, report.other_s, report.wait_s
     duration_s = report.last_round_s or sum(of_rounds_s)  # a request's first round began so long ago
-    if duration_s < 0 or not sum(map(abs, (*of_rounds_s, report.idle_s, report.last_round_s))) <= MAX_S:
+    times = *of_rounds_s, report.idle_s, report.last_round_s
+    if duration_s < 0 or min(times) < MIN_S or not sum(map(abs, times)) <= MAX_S:
         raise BadInput("last_round_s", f"a round that takes {duration_s} s, or another time that cannot be")
     step = StepDone(worker, tuple(rounds), report.free_blocks, duration_s, report.command_seq, report.partial)
     return step, outputs

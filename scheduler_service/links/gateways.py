@@ -150,11 +150,20 @@ async def _ask(leader: Leader, asked: Asked, outbox: GatewayOutbox, look_ups: as
 
 
 async def _look_up(leader: Leader, outbox: GatewayOutbox, look_ups: asyncio.Queue[Asked]) -> None:
-    """Where the store cannot be reached for one the others are not kept waiting: all are to come again."""
+    """Where the store cannot be reached for two in a row nobody is kept waiting: all that need it are to come again."""
+    in_vain, error = 0, None
     while True:
-        if error := await _tell(leader, await look_ups.get(), outbox):
-            while not look_ups.empty():
-                outbox.refuse(look_ups.get_nowait().request_id, error)
+        asked = await look_ups.get()
+        needs_store = leader.requests.needs_store(asked)  # recovery may have read it meanwhile
+        if needs_store and in_vain == 2 and error:
+            outbox.refuse(asked.request_id, error)
+        elif needs_store:
+            error = await _tell(leader, asked, outbox)
+            in_vain = in_vain + 1 if error else 0
+        else:
+            await _tell(leader, asked, outbox)
+        if look_ups.empty():
+            in_vain = 0
 
 
 async def _tell(leader: Leader, asked: Asked, outbox: GatewayOutbox) -> NotServing | None:

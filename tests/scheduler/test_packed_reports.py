@@ -91,7 +91,8 @@ def test_a_request_begins_with_its_first_round_however_many_the_report_sums_up()
 @pytest.mark.parametrize(
     "figures",
     [{"draft_s": nan}, {"last_round_s": inf}, {"last_round_s": 1e12}, {"last_round_s": -1.0}, {"verify_s": -1.0}]
-    + [{"last_round_s": 1.0, name: nan} for name in ("draft_s", "verify_s", "other_s", "wait_s", "idle_s")],
+    + [{"last_round_s": 1.0, name: nan} for name in ("draft_s", "verify_s", "other_s", "wait_s", "idle_s")]
+    + [{"last_round_s": 1.0, name: -9e8} for name in ("draft_s", "verify_s", "other_s", "wait_s", "idle_s")],
     ids=str,
 )
 def test_a_round_takes_some_time(figures: dict[str, float]) -> None:

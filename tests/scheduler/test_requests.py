@@ -14,6 +14,8 @@ from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.scheduler.store.writes import Reign, record
 from tests.waiting import until
 
+NOT_FOUND = 5
+
 
 class Slow(MemoryStore):
     """Commits of writes, and reads, wait until they may go on."""
@@ -73,19 +75,23 @@ async def test_of_two_that_send_the_same_request_before_it_is_durable_both_hear_
 
 
 class Away(MemoryStore):
-    """Answers no question after a request."""
+    """Answers no question after a request that begins with one of these letters."""
 
-    asked = 0
+    def __init__(self, letters: str) -> None:
+        super().__init__()
+        self.letters, self.asked = letters, list[str]()
 
     async def get(self, id: str) -> Stored | Unreadable | None:
-        self.asked += 1
-        raise StoreUnavailable("away")
+        self.asked.append(id)
+        if id.startswith(tuple(self.letters)):
+            raise StoreUnavailable("away")
+        return await super().get(id)
 
 
 async def test_a_follow_of_what_is_forgotten_while_it_waits_for_its_turn_cuts_no_link() -> None:
     """When it came the request had ended just now, so that the store was not to be asked."""
     turns = Held()
-    async with scheduler(Away()) as (leader, target):
+    async with scheduler(Away("a")) as (leader, target):
         gateway = ScriptedGateway(target)
         leader.ledger._turns = turns
         leader.ledger._ended["a"] = Tracked(pb.Submit(request_id="a"), record("a"), stored=True, ending=b"")
@@ -103,14 +109,54 @@ async def test_a_follow_of_what_is_forgotten_while_it_waits_for_its_turn_cuts_no
         await gateway.close()
 
 
-async def test_however_many_follow_a_store_that_is_away_is_asked_for_one_of_them() -> None:
+async def follow_at_once(gateway: ScriptedGateway, ids: str) -> None:
+    """And hear that each is refused."""
+    gateway.refused.clear()
+    follows = pb.Follows(follow=[pb.Follow(request_id=id) for id in ids])
+    await gateway.call.write(pb.FromGateway(follows=follows))
+    await gateway.until(lambda: gateway.refused.keys() == set(ids))
+
+
+async def test_however_many_follow_a_store_that_is_away_is_asked_for_two_of_them() -> None:
     """Each costs seconds, and the last would hear after hours that it is to come again."""
-    async with scheduler(store := Away()) as (_, target):
+    async with scheduler(store := Away("abcde")) as (_, target):
         gateway = ScriptedGateway(target)
-        follows = pb.Follows(follow=[pb.Follow(request_id=id) for id in "abc"])
+        await follow_at_once(gateway, "abcde")
+        assert store.asked == ["a", "b"]
+        assert all(refusal.retry_after_s > 0 for refusal in gateway.refused.values())
+        store.letters = "-"
+        await follow_at_once(gateway, "ab")  # it is asked anew
+        assert [refusal.code for refusal in gateway.refused.values()] == [NOT_FOUND, NOT_FOUND]
+        await gateway.close()
+
+
+async def test_a_follow_that_alone_cannot_be_looked_up_has_no_other_refused() -> None:
+    async with scheduler(store := Away("b")) as (_, target):
+        gateway = ScriptedGateway(target)
+        await follow_at_once(gateway, "xbyz")
+        assert store.asked == list("xbyz")
+        assert {id for id, refusal in gateway.refused.items() if refusal.code == NOT_FOUND} == set("xyz")
+        await gateway.close()
+
+
+async def test_what_was_read_while_it_waited_for_a_store_that_is_away_is_answered() -> None:
+    async with scheduler(store := Away("abc")) as (leader, target):
+        gateway = ScriptedGateway(target)
+        told, known = leader.requests.needs_store, Tracked(pb.Submit(request_id="d"), record("d"), stored=True)
+        known.ending = pb.Ending().SerializeToString()
+
+        def needs_store(asked: pb.Submit | pb.Follow) -> bool:
+            needed = told(asked)
+            if store.asked == ["a", "b"]:
+                leader.ledger._ended["d"] = known
+            return needed
+
+        leader.requests.needs_store = needs_store  # type: ignore[method-assign]
+        follows = pb.Follows(follow=[pb.Follow(request_id=id) for id in "abcd"])
         await gateway.call.write(pb.FromGateway(follows=follows))
-        await gateway.until(lambda: len(gateway.refused) == 3)
-        assert store.asked == 1
+        await gateway.until(lambda: "d" in gateway.endings)
+        assert store.asked == ["a", "b"]
+        assert gateway.refused.keys() == set("abc")
         await gateway.close()
 
 
