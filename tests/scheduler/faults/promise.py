@@ -18,7 +18,7 @@ class Kept:
     arrival: float
     tokens: list[int]
     ending: bytes | None = None
-    heard: bool = False  # a commit with it was answered
+    heard: bool = False  # a commit with it was answered, or a leader has read it
 
 
 class Promise:
@@ -72,7 +72,7 @@ class Promise:
         kept.ending = stored.ending or kept.ending
 
     def heard(self, ids: Iterable[str]) -> None:
-        """A commit with these requests is answered."""
+        """A commit with these requests is answered, or a leader reads them: where they are lost it writes them anew."""
         for id in ids:
             if id in self.kept:
                 self.kept[id].heard = True

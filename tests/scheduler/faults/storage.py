@@ -83,6 +83,8 @@ class StoreServer:
         else:
             if name == "commit" and not answer.done():
                 self._promise.heard(write.record.request.id for write in args[2])
+            if name == "read" and not answer.done():
+                self._promise.heard(args[0])
             self._at(now + self.rng.uniform(0.0001, 0.001), _set, answer, result)
 
     def forget(self, seconds: float | None) -> None:
