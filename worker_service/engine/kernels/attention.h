@@ -96,10 +96,10 @@ void cap(float* score, int count, const Options& options) {
     }
 }
 
-constexpr int TILE = 16;  // tokens of a query range that are computed together, over all blocks that they see
+constexpr int PIECE = 16;  // tokens of a query range that are computed together, over all blocks that they see
 
 template <typename T>
-struct Scratch {  // of one thread; grows to the largest tile
+struct Scratch {  // of one thread; grows to the largest piece
     std::vector<T> query, weight;
     std::vector<float> sum, score;
     std::vector<Seen> seen;
@@ -111,14 +111,14 @@ int value_step(const Shape& shape) {
     return tiled<T>(shape.block_tokens, shape.dim) ? TILE_STEP : STEP<T>;
 }
 
-// One tile of queries of one key-value head over all blocks that it sees.
+// One piece of a query range of one key-value head over all blocks that it sees.
 template <typename T>
 void attend(const Shape& shape, const QueryRange& range, const int32_t* table, int kv_head, int first, const T* query,
             const T* keys, const T* values, T* out, const Options& options, Scratch<T>& scratch, TileRegisters& registers) {
     const int group = shape.heads / shape.kv_heads, dim = shape.dim, block_tokens = shape.block_tokens;
     const int window = options.window;
     const float scale = options.softcap ? 1 : options.scale;  // a cap has scaled them
-    const int tokens = std::min(TILE, range.n - first), rows = tokens * group;
+    const int tokens = std::min(PIECE, range.n - first), rows = tokens * group;
     const auto place = [&](int r) {  // of the row's head, in query and out
         return (int64_t(range.begin + first + r / group) * shape.heads + kv_head * group + r % group) * dim;
     };
@@ -158,7 +158,7 @@ void attend(const Shape& shape, const QueryRange& range, const int32_t* table, i
     }
 }
 
-using Tiles = std::vector<std::pair<int, int>>;  // number of the query range, first token in it
+using Pieces = std::vector<std::pair<int, int>>;  // number of the query range, first token in it
 
 struct Pass {
     const Shape& shape;
@@ -166,12 +166,12 @@ struct Pass {
     int count;
     const int32_t* tables;
     Options options;
-    Tiles tiles;
+    Pieces pieces;
 
     Pass(const Shape& shape, const QueryRange* ranges, int count, const int32_t* tables, const Options& options)
         : shape(shape), ranges(ranges), count(count), tables(tables), options(options) {
         for (int s = 0; s < count; s++)
-            for (int first = 0; first < ranges[s].n; first += TILE) tiles.emplace_back(s, first);
+            for (int first = 0; first < ranges[s].n; first += PIECE) pieces.emplace_back(s, first);
     }
 };
 
@@ -193,7 +193,7 @@ void attention(Barrier& barrier, const Pass& pass, const T* query, const T* key,
                T* out) {
     const Shape& shape = pass.shape;
     const int dim = shape.dim, block_tokens = shape.block_tokens;
-    // First all new keys and values, for the tiles of one query range see each other's.
+    // First all new keys and values, for the pieces of one query range see each other's.
 #pragma omp for nowait
     for (int task = 0; task < pass.count * shape.kv_heads; task++) {
         const QueryRange& range = pass.ranges[task / shape.kv_heads];
@@ -210,8 +210,8 @@ void attention(Barrier& barrier, const Pass& pass, const T* query, const T* key,
     static thread_local Scratch<T> scratch;
     TileRegisters registers;
 #pragma omp for schedule(dynamic) nowait
-    for (int task = 0; task < int(pass.tiles.size()) * shape.kv_heads; task++) {
-        const auto [s, first] = pass.tiles[task / shape.kv_heads];
+    for (int task = 0; task < int(pass.pieces.size()) * shape.kv_heads; task++) {
+        const auto [s, first] = pass.pieces[task / shape.kv_heads];
         const QueryRange& range = pass.ranges[s];
         attend(shape, range, pass.tables + range.table, task % shape.kv_heads, first, query, keys, values, out,
                pass.options, scratch, registers);
