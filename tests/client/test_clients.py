@@ -3,15 +3,12 @@
 import asyncio
 import multiprocessing
 import os
-import re
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import grpc
@@ -22,7 +19,7 @@ from laps_sd import AsyncClient, Client
 from laps_sd.authority import make_certs
 from laps_sd.client import BadInput, BeyondEnd, Chunk, DeadlinePassed, Lost, NotServing, QueueFull, RequestError
 from laps_sd.client.base import SERVICE, SERVING
-from laps_sd.client.causes import Cause, by_proxy, find_cause
+from laps_sd.client.causes import Cause, find_cause
 from laps_sd.client.server import find_server
 from protos.v1 import inference_pb2
 from tests.client.scripted import Gateway, chunk, last, serving
@@ -201,13 +198,6 @@ def test_a_stream_that_ends_before_its_answer_is_a_loss(by: Any) -> None:
         by("complete", "x")(gateway.target)
 
 
-@pytest.fixture(scope="module")
-def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("certs")
-    make_certs(folder)
-    return folder
-
-
 def credentials(folder: Path) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([((folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes())])
 
@@ -247,43 +237,6 @@ def test_the_http_port_in_place_of_the_grpc_port_is_named(by: Any) -> None:
                 by("complete", "x")(f"127.0.0.1:{server.server_port}")
         finally:
             server.shutdown()
-
-
-def _found(last_words: bytes, certs: Path) -> Cause | None:
-    """What is found where a server answers a TLS handshake so, and hangs up."""
-
-    class Ends(BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.recv(1 << 16)
-            self.request.sendall(last_words)
-
-    with ThreadingTCPServer(("127.0.0.1", 0), Ends) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        target = f"127.0.0.1:{server.server_address[1]}"
-        return find_cause(find_server(target, None, certs / "gateway" / "ca.crt"), target)
-
-
-@pytest.mark.parametrize(
-    ("alert", "words"),
-    [
-        (40, "alert handshake failure"),
-        (70, "ends the TLS handshake: tlsv1 alert protocol version"),
-        (112, "ends the TLS handshake: tlsv1 unrecognized name"),
-        (110, "ends the TLS handshake: tlsv1 unsupported extension"),
-        (120, "speaks HTTP, not gRPC|handshake: unknown error"),  # no common protocol; older OpenSSL has no text of it
-        (200, "ends the TLS handshake: unknown error"),  # nor any of this one
-    ],
-)
-def test_a_server_that_ends_the_handshake_is_not_said_to_be_without_tls(alert: int, words: str, certs: Path) -> None:
-    cause = _found(bytes([21, 3, 3, 0, 2, 2, alert]), certs)
-    assert cause is not None
-    assert re.search(words, cause.words)
-
-
-@pytest.mark.parametrize("last_words", [b"", bytes([21, 3, 3, 0, 2, 1, 0])], ids=["nothing", "close_notify"])
-def test_a_server_that_only_hangs_up_may_still_be_starting(last_words: bytes, certs: Path) -> None:
-    """As a proxy with nothing behind it does."""
-    assert _found(last_words, certs) is None
 
 
 @both
@@ -407,46 +360,8 @@ def test_every_error_is_a_request_error(by: Any) -> None:
         by("complete", "x")(gateway.target)
 
 
-@pytest.fixture
-def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """The one that the environment names."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(WAIT_S)
-        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{listening.getsockname()[1]}")
-        monkeypatch.delenv("no_proxy", raising=False)
-        yield listening
-
-
 @both
 @pytest.mark.usefixtures("proxy")
 def test_no_proxy_is_asked_for_a_server_of_this_machine(by: Any) -> None:
     with serving(Gateway([])) as gateway:
         assert by("stats")(gateway.target).policy == "fcfs"
-
-
-def test_a_proxy_is_asked_for_another_machine(proxy: socket.socket) -> None:
-    with Client("far.invalid:50051") as client, ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(client.stats)
-        connection, _ = proxy.accept()
-        assert connection.recv(100).startswith(b"CONNECT far.invalid:50051 ")
-        proxy.close()
-        connection.close()
-        error = asking.exception(WAIT_S)
-    assert isinstance(error, NotServing)
-    assert "no machine is known" not in str(error)  # here, where nobody has to know it
-
-
-@pytest.mark.usefixtures("proxy")
-def test_a_machine_that_needs_no_proxy_is_looked_for_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "localhost, .Here, 192.0.2.0/24, fd00::1")
-    assert [by_proxy(at) for at in ("far.invalid:1", "192.0.3.1:1", "[fd00::2]:1")] == [True] * 3
-    monkeypatch.setenv("https_proxy", "HTTP://127.0.0.1:3128")
-    assert by_proxy("far.invalid:1")
-    assert not any(by_proxy(at) for at in ("a.herE:1", "127.0.0.1:1", "192.0.2.7:1", "[fd00::1]:1"))
-
-
-@pytest.mark.usefixtures("proxy")
-@pytest.mark.parametrize("told", ["", "127.0.0.1:3128", "https://127.0.0.1:3128"])
-def test_what_grpc_does_not_take_for_a_proxy_is_none(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("grpc_proxy", told)
-    assert not by_proxy("far.invalid:1")

@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 import redis
-from structlog.testing import capture_logs
 
 from protos.errors import BadInput, NotServing
 from protos.link.v1 import worker_link_pb2 as worker_pb
@@ -18,14 +17,11 @@ from scheduler_service.config import Settings
 from scheduler_service.insight import stats
 from scheduler_service.leader import Leader
 from scheduler_service.other_model import OtherModel
-from scheduler_service.recovery import Recovery
-from scheduler_service.store import MemoryStore, RedisStore, Stored, StoreUnavailable, Unreadable
+from scheduler_service.store import RedisStore, Stored, StoreUnavailable, Unreadable
 from scheduler_service.store.rounds import encode
-from scheduler_service.unreadable import Found
 from scheduler_service.worker_pool import MODEL_STAYS_S
 from tests.scheduler import stored
 from tests.scheduler.live import MODEL, Live, ScriptedGateway, ScriptedWorker, hello, scheduler
-from tests.scheduler.store.writes import created
 from tests.waiting import until
 
 STOP, ERROR = types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_ERROR
@@ -228,122 +224,6 @@ async def test_what_the_store_may_not_set_aside_ends_no_service(
         await all_read(leader)
         assert isinstance(await store.get("a"), Unreadable)
     await old_rules.close()
-
-
-async def test_one_that_can_never_be_read_keeps_no_other_from_being_read_and_is_told_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("scheduler_service.recovery.RETRY_S", 0)
-
-    class Slow(MemoryStore):
-        asked = 0
-
-        async def read(self, ids: Sequence[str]) -> list[Stored | Unreadable | None]:
-            if "r0" in ids:
-                self.asked += 1
-                raise StoreUnavailable("did not answer within 2 s")
-            return await super().read(ids)
-
-    store, taken = Slow(), set[str]()
-
-    async def take(id: str, found: Found) -> None:
-        taken.add(id)
-
-    async def tried_again() -> bool:
-        return len(taken) == 19 and store.asked > 10
-
-    reign = await created(store, *(f"r{number}" for number in range(20)))
-    recovery = Recovery(store, take, known=lambda id: False)
-    await recovery.begin(reign.epoch)
-    with capture_logs() as logs:
-        running = asyncio.create_task(recovery.run())
-        await until(tried_again)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    assert list(recovery.unread) == ["r0"]
-    assert [each["error"] for each in logs if each["event"] == "not_recovered"] == ["did not answer within 2 s"]
-
-
-class Failing(MemoryStore):
-    """Reads none of the ids that `fails` names, and notes which it reads, and after how many failures."""
-
-    def __init__(self, fails: Callable[[str], bool]) -> None:
-        super().__init__()
-        self.fails, self.failures, self.got = fails, 0, dict[str, int]()
-
-    async def read(self, ids: Sequence[str]) -> list[Stored | Unreadable | None]:
-        if any(map(self.fails, ids)):
-            self.failures += 1
-            raise StoreUnavailable("away")
-        self.got |= dict.fromkeys(ids, self.failures)
-        return await super().read(ids)
-
-
-@asynccontextmanager
-async def recovering(
-    store: MemoryStore, count: int, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Recovery, list[str]]]:
-    """Of so many requests, and all of their ids in the order of the index."""
-    monkeypatch.setattr("scheduler_service.recovery.RETRY_S", 0)
-    reign = await created(store, *(f"r{number}" for number in range(count)))
-    recovery = Recovery(store, AsyncMock(), known=lambda id: False)
-    await recovery.begin(reign.epoch)
-    order = list(recovery.unread)
-    running = asyncio.create_task(recovery.run())
-    yield recovery, order
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-
-
-async def test_a_store_that_was_away_for_a_while_gives_the_best_claims_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Failing(lambda id: True)
-
-    async def tried() -> bool:
-        return store.failures >= 20
-
-    async def done() -> bool:
-        return len(store.got) == 100
-
-    async with recovering(store, 100, monkeypatch) as (_, order):
-        await until(tried)
-        store.fails = lambda id: False
-        await until(done)
-    first, *others = store.got  # whose answer says that the store is back
-    order.remove(first)
-    assert others == order
-
-
-async def test_several_that_can_never_be_read_keep_no_other_waiting_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, bad = Failing(lambda id: id in bad), {"r0", "r1", "r2", "r9"}
-
-    async def done() -> bool:
-        return len(store.got) == 196
-
-    async with recovering(store, 200, monkeypatch) as (recovery, _):
-        await until(done)
-        assert recovery.unread.keys() == bad
-    assert sorted(store.got.values())[150] <= 10
-
-
-async def test_one_that_can_never_be_read_keeps_no_unreadable_one_from_being_set_aside(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store, unreadable = Failing(lambda id: id == "r0"), list[str]()
-
-    async def set_aside(epoch: int, id: str, reason: str) -> None:
-        unreadable.append(id)
-
-    async def left() -> bool:
-        return recovery.unread.keys() == {"r0"}
-
-    async def done() -> bool:
-        return unreadable == ["r1"]
-
-    monkeypatch.setattr(store, "set_aside", set_aside)
-    async with recovering(store, 2, monkeypatch) as (recovery, _):
-        await until(left)
-        recovery.set_aside.found("r1", Unreadable("as somebody who asked for it found"))
-        await until(done)
 
 
 async def test_a_cancel_of_a_request_that_cannot_be_read_yet_cuts_no_link_and_counts_when_it_is_read(
