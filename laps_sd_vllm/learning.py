@@ -119,7 +119,7 @@ class Learning:
 
 
 def _of_other_drafts(learned: Learned) -> Learned:
-    """What the predictor knows of lengths alone."""
+    """`learned` without acceptance: examples count no drafts, and the model tells lengths alone."""
     examples = tuple(each._replace(drafted=0, accepted=0) for each in learned.examples.examples)
     model = learned.model
     if model is not None:

@@ -31,8 +31,8 @@ def last_states(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 class Features:
-    """What the target knows at every position of every sample, in a file that grows sample by sample. One beside it has
-    a digest of each of these samples."""
+    """Hidden states of the target at every position of every sample, in a file that grows sample by sample. A second
+    file beside it has a digest of each sample, by which states of other samples are noticed."""
 
     def __init__(self, file: Path, samples: Sequence[Sample], hidden_size: int) -> None:
         """`hidden_size`: numbers that are known at a position."""
