@@ -59,17 +59,19 @@ def test_chains_that_are_trained_are_those_that_draft(tiny: Tiny, tmp_path: Path
     save_eagle(new_eagle(tiny.model, range(50), ""), tmp_path)
     head, reference = load_eagle(tmp_path), Reference(tmp_path, tiny.model)
     n, table = len(text) - 3, tiny.model.get_input_embeddings().weight
+    begin = 2  # chains before it have one step
     with torch.inference_mode():
         fused = head.fc(states(tiny.model, torch.tensor(text[:n]))[:, :-64])
-        attend, known, chain = _Chains([n]), fused, []
-        for j in range(3):
-            known = head(known, table[torch.tensor(text[j + 1 :][:n])], torch.arange(n) + j, attend)
-            chain.append(known)
-        for i in (0, 5, n - 1):
+        attend, positions = _Chains([n], [n - begin]), torch.arange(n)
+        chain = [head(fused, table[torch.tensor(text[1:][:n])], positions, attend)[begin:]]
+        for j in (1, 2):
+            embeds = table[torch.tensor(text[j + 1 :][begin:n])]
+            chain.append(head(chain[-1], embeds, positions[begin:] + j, attend))
+        for i in (begin, 5, n - 1):
             for j in range(3):
-                entries = torch.cat([fused[: i + 1], *(each[i : i + 1] for each in chain[:j])])
+                entries = torch.cat([fused[: i + 1], *(each[i - begin][None] for each in chain[:j])])
                 expected = reference._layer(entries, text[1 : i + j + 2])[-1]
-                torch.testing.assert_close(chain[j][i], expected, atol=1e-4, rtol=1e-3)
+                torch.testing.assert_close(chain[j][i - begin], expected, atol=1e-4, rtol=1e-3)
 
 
 class Largest(TorchDispatchMode):

@@ -110,33 +110,35 @@ class Texts:
 
 
 class _Chains:
-    """Attention of chains that begin at every position at once: over all entries of the text up to where the chain
+    """Attention of chains that begin at many positions at once: over all entries of the text up to where the chain
     begins, and over the chain's own entries, of which each call brings one more."""
 
-    def __init__(self, counts: Sequence[int]) -> None:
-        """`counts`: the positions of each text. They are attended one by one: together they would take the square of
+    def __init__(self, counts: Sequence[int], chains: Sequence[int]) -> None:
+        """`counts`: the positions of each text, all of which the first call brings. `chains`: how many of them, the
+        last ones, the calls after it go on from. Texts are attended one by one: together they would take the square of
         their sum."""
-        self._counts = list(counts)
+        self._counts, self._chains = list(counts), list(chains)
         self._keys: list[Sequence[torch.Tensor]] = []  # of each call, by texts
         self._values: list[Sequence[torch.Tensor]] = []
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        groups = query.shape[1] // key.shape[1]
-        self._keys.append(torch.split(key.repeat_interleave(groups, 1), self._counts))
-        self._values.append(torch.split(value.repeat_interleave(groups, 1), self._counts))
-        by_text = torch.split(query, self._counts), zip(*self._keys, strict=True), zip(*self._values, strict=True)
+        groups, counts = query.shape[1] // key.shape[1], self._chains if self._keys else self._counts
+        self._keys.append(torch.split(key.repeat_interleave(groups, 1), counts))
+        self._values.append(torch.split(value.repeat_interleave(groups, 1), counts))
+        by_text = torch.split(query, counts), zip(*self._keys, strict=True), zip(*self._values, strict=True)
         return torch.cat(list(map(self._attend, *by_text)))
 
     @staticmethod
     def _attend(query: torch.Tensor, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
-        n = len(query)
+        n, count = len(query), len(keys[0])
         scores = torch.einsum("ihd,jhd->ihj", query, keys[0]).float()
-        scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1)[:, None], -torch.inf)
+        later = torch.ones(n, count, dtype=torch.bool).triu(count - n + 1)
+        scores = scores.masked_fill(later[:, None], -torch.inf)
         own = [(query * mine).sum(-1, keepdim=True).float() for mine in keys[1:]]
         weights = (torch.cat([scores, *own], -1) / query.shape[-1] ** 0.5).softmax(-1).to(values[0].dtype)
-        result = torch.einsum("ihj,jhd->ihd", weights[..., :n], values[0])
+        result = torch.einsum("ihj,jhd->ihd", weights[..., :count], values[0])
         for number, mine in enumerate(values[1:]):
-            result = result + weights[..., n + number, None] * mine
+            result = result + weights[..., count + number, None] * mine
         return result
 
 
@@ -163,22 +165,31 @@ class EagleTrainer(Trainer):
 
     def _loss(self, batch: Any) -> tuple[float, torch.Tensor]:
         """Cross entropy to the target's own distribution. In step j the chain of position i has seen the tokens up to
-        i + j + 1, and learns the target's choice after them."""
+        i + j + 1, and learns the target's choice after them. Chains begin where one of their steps has such a choice
+        that is learned: of a prompt only its last positions."""
+        n, learned = len(batch.tokens), batch.learned.nonzero()[:, 0]
         with torch.no_grad():
-            wanted = (batch.hidden.to(self._rows.dtype) @ self._rows.T).float().softmax(-1)
-        n = len(batch.tokens)
-        attend, losses = _Chains(batch.texts.bincount().tolist()), []
+            wanted = (batch.hidden[learned].to(self._rows.dtype) @ self._rows.T).float().softmax(-1)
+            row = batch.learned.cumsum(0) - 1  # of `wanted`, by position
+        begins = torch.zeros(n, dtype=torch.bool)
+        for earlier in range(self._unroll + 1):
+            begin = (learned - earlier).clamp(min=0)
+            begins[begin[batch.texts[begin] == batch.texts[learned]]] = True
+        attend = _Chains(batch.texts.bincount().tolist(), batch.texts[begins].bincount().tolist())
+        chains, losses = torch.arange(n), []
         with torch.autocast("cpu", torch.bfloat16):
             state = self.head.fc(batch.states.float()).float()
         for j in range(min(self._unroll, n - 1)):
-            later = (torch.arange(n) + j).clamp(max=n - 1)
+            if j == 1:
+                chains = begins.nonzero()[:, 0]
+                state = state[chains]
+            judged = (chains + j + 1).clamp(max=n - 1)
+            counts = (batch.texts[judged] == batch.texts[chains]) & batch.learned[judged] & (chains + j + 1 < n)
             with torch.autocast("cpu", torch.bfloat16):
-                embeds = embedding(batch.tokens[later], self._embeddings).float()
-                state = self.head(state, embeds, batch.positions + j, attend).float()
-                logits = self.head.logits(state)
-            judged = (torch.arange(n) + j + 1).clamp(max=n - 1)
-            counts = (batch.texts[judged] == batch.texts) & batch.learned[judged] & (torch.arange(n) + j + 1 < n)
-            loss = -(logits.float().log_softmax(-1) * wanted[judged]).sum(-1)
-            losses.append((loss * counts).sum() / counts.sum().clamp(min=1))
+                embeds = embedding(batch.tokens[(chains + j).clamp(max=n - 1)], self._embeddings).float()
+                state = self.head(state, embeds, batch.positions[chains] + j, attend).float()
+                logits = self.head.logits(state[counts])
+            loss = -(logits.float().log_softmax(-1) * wanted[row[judged[counts]]]).sum()
+            losses.append(loss / counts.sum().clamp(min=1))
         total = sum((loss * LATER**j for j, loss in enumerate(losses)), torch.zeros(()))
         return float(losses[0].detach()) if losses else 0.0, total
