@@ -13,7 +13,7 @@ from worker_service.engine.drafting.drafter import Drafter, FirstOf, NoDrafter
 from worker_service.engine.drafting.eagle import EagleHead, load_eagle
 from worker_service.engine.drafting.eagle_drafter import EagleDrafter
 from worker_service.engine.drafting.head import CONFIG, load_head
-from worker_service.engine.drafting.head_drafter import HeadDrafter
+from worker_service.engine.drafting.head_drafter import SURE, HeadDrafter
 from worker_service.engine.drafting.model import ModelDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.drafting.remote_drafter import RemoteDrafter
@@ -117,7 +117,7 @@ def eagle_drafter(
 
 def with_lookup(drafter: Drafter) -> Drafter:
     """`drafter` behind a lookup of n-grams: where tokens repeat, what followed them is a better guess, and free."""
-    return FirstOf(NgramDrafter(longest=6, shortest=2, cautious=True), drafter)
+    return FirstOf(NgramDrafter(shortest=2, least=SURE), drafter)
 
 
 def _remote(addresses: str, target: LoadedModel, caller: Caller) -> Drafter:

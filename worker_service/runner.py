@@ -176,6 +176,7 @@ class Runner:
         session.exhausted = not result.ran
         other_s = took_s - result.draft_s - result.verify_s - result.wait_s
         cost = self._costs.observe(result)
+        self._engine.price_drafts(self._costs.draft_price)
         seconds = Seconds(result.draft_s, result.verify_s, other_s, step.idle_s, result.wait_s)
         self.tally.add(result, seconds)
         last = Report(session.step, step.command.seq, result.free_blocks, seconds=seconds, cost=cost)

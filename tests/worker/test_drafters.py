@@ -358,8 +358,7 @@ def test_warm_up_sees_what_a_draft_costs_though_lookups_hit(tiny: Tiny) -> None:
     assert dear > free
 
 
-@pytest.mark.parametrize("cautious", [False, True])
-def test_a_lookup_reads_a_long_text_from_its_end_on_step_by_step(cautious: bool) -> None:
+def test_a_lookup_reads_a_long_text_from_its_end_on_step_by_step() -> None:
     """To read all of it at first sight would hold up everybody's step."""
 
     def drafts(drafter: NgramDrafter, text: Sequence[int], name: str = "a") -> list[int]:
@@ -367,7 +366,7 @@ def test_a_lookup_reads_a_long_text_from_its_end_on_step_by_step(cautious: bool)
         return proposed
 
     def lookup() -> NgramDrafter:
-        return NgramDrafter(longest=3, shortest=2, cautious=cautious)
+        return NgramDrafter(longest=3, shortest=2)
 
     near, far, drafter = [1, 2, 3, *range(100, 16_000)], [1, 2, 3, *range(100, 40_000)], lookup()
     assert drafts(drafter, [*near, 1, 2]) == [3, 100]
@@ -380,6 +379,18 @@ def test_a_lookup_reads_a_long_text_from_its_end_on_step_by_step(cautious: bool)
     assert [drafts(later, twice, "b") for _ in range(13)] == [[], *[[7, 8]] * 12]
     both, asks = lookup(), [Ask(name, [*far, 1, 2], 2) for name in "cd"]
     assert [both.propose(asks) for _ in range(24)][-2:] == [[[3, 100], []], [[3, 100], [3, 100]]]
+
+
+@pytest.mark.parametrize("kind", ["head", "n-grams, then head"])
+def test_where_drafts_are_dear_those_that_are_likely_wrong_are_left_out(kind: str, tiny: Tiny, tmp_path: Path) -> None:
+    def drafted(least: float) -> int:
+        driver = Driver(tiny.engine(drafter=make(kind, tiny, tmp_path)))
+        driver.engine.price_drafts(least)
+        driver.admit("a", tiny.prompt(TEXTS[0]), Limits(max_tokens=40))
+        driver.finish_all()
+        return sum(row.drafted for row in driver.rows)
+
+    assert drafted(0.0) > drafted(0.6) >= drafted(1.1) == 0
 
 
 @pytest.mark.parametrize("batch", [1, 3, 9])

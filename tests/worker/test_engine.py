@@ -203,10 +203,19 @@ def test_ngram_drafts_go_on_repeating_past_the_end() -> None:
     assert propose(NgramDrafter(), [9, 1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
 
 
-def test_cautious_ngram_drafts_are_no_more_than_tokens_matched_unless_the_longest_match() -> None:
-    drafter = NgramDrafter(longest=3, shortest=2, cautious=True)
-    assert propose(drafter, [1, 2, 3, 4, 5, 6, 7, 9, 2, 3], 4) == [4, 5]
-    assert propose(drafter, [1, 2, 3, 4, 5, 6, 7, 9, 2, 3, 4], 4) == [5, 6, 7, 9]
+def test_the_dearer_drafts_are_the_more_tokens_must_match_for_each_of_an_ngram() -> None:
+    text = [*range(1, 20), 50]
+
+    def drafts(least: float) -> list[int]:
+        """How many of at most 9, by the number of tokens that match."""
+        drafter = NgramDrafter(longest=6)
+        drafter.price(least)
+        return [len(propose(drafter, [*text, *range(9 - n, 9)], 9, f"{n}")) for n in range(1, 8)]
+
+    assert drafts(0.0) == [9] * 7
+    assert drafts(0.3) == [0, 2, 3, 4, 5, 9, 9]
+    assert drafts(0.6) == [0, 0, 1, 1, 2, 6, 6]
+    assert drafts(1.0) == [0] * 7
 
 
 def test_ngram_drafts_of_a_request_do_not_come_from_another_nor_from_tokens_forgotten() -> None:

@@ -140,6 +140,21 @@ async def test_blocks_given_back_after_the_last_step_are_told_as_free(tiny: Tiny
         assert runner.tally.free_blocks == answered.free_blocks == runner._engine.blocks
 
 
+async def test_after_each_round_the_engine_is_told_from_which_chance_on_drafts_are_worth_it(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    async with a_runner(tiny) as runner:
+        monkeypatch.setattr(runner._engine, "price_drafts", told.append)
+        report, following = reporter()
+        runner.attach(100, report)
+        runner.post(Command(1, 0, [Run("a", 2, 64)], admit=[admission("a", 9)]))
+        while (await asyncio.to_thread(following)).rounds[0][0].finish is None:
+            continue
+    assert len(told) > 2
+    assert all(0 < each < 1 for each in told)
+
+
 async def test_no_round_begins_after_detach(tiny: Tiny) -> None:
     async with a_runner(tiny) as runner:
         report, following = reporter()

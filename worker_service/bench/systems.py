@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from worker_service.bench.race import Answer, Batch, Rounds
+from worker_service.engine.cost_model import CostModel
 from worker_service.engine.engine import Engine
 from worker_service.engine.types import Admission, Limits, Run, Sampling
+from worker_service.engine.warm_up import measure
 
 _PREFILL_TOKENS = 1024  # in a step: prompts are short, so each is prefilled at once
 _names = itertools.count()
@@ -19,9 +21,13 @@ class Ours:
 
     def __init__(self, engine: Engine, draft_len: int, *, ignore_eos: bool = True) -> None:
         self._engine, self._draft_len, self._ignore_eos = engine, draft_len, ignore_eos
+        self._costs: dict[int, CostModel] = {}  # by batch size
 
     def answer(self, batch: Batch, max_tokens: int) -> Answer:
         engine, limits = self._engine, Limits(max_tokens, ignore_eos=self._ignore_eos)
+        costs = self._costs.get(len(batch))
+        if costs is None:
+            costs = self._costs[len(batch)] = CostModel(measure(engine, len(batch)))
         begun = perf_counter()
         outputs: dict[str, list[int]] = {}
         for prompt in batch:
@@ -34,6 +40,8 @@ class Ours:
             round_begun = perf_counter()
             result = engine.step(list(runs.values()), len(runs))
             other_s = perf_counter() - round_begun - result.draft_s - result.verify_s
+            costs.observe(result)
+            engine.price_drafts(costs.draft_price)  # as a worker does
             for row in result.rows:
                 outputs[row.request_id].extend(row.tokens)
                 if row.finish is not None:

@@ -18,6 +18,7 @@ LEAST_ERROR = 0.02  # that counts as usual, as a share of what was expected
 TELL_STEPS = 32  # others are told at most once in so many steps
 TELL_CHANGE = 0.1  # and only if a coefficient has changed by this share since they were told
 _LEAST_S = 1e-6
+_LEAST_PRICE, _MOST_PRICE = 0.1, 0.6  # of a draft: what it costs is not known well enough to ask for less, or for more
 
 
 class CostModel:
@@ -32,6 +33,15 @@ class CostModel:
         )
         self._wait_s = 0.0  # of a step, in the mean
         self._steps = 0
+        self._tokens = self._seconds = 0.0  # of output, and of the steps that made it: old ones count less
+
+    @property
+    def draft_price(self) -> float:
+        """From which probability of being right on a draft is worth its verification: the tokens that all requests
+        would get in the time that it takes, as steps go now."""
+        if not self._seconds:
+            return _LEAST_PRICE
+        return min(max(self.profile.verify_token_s * self._tokens / self._seconds, _LEAST_PRICE), _MOST_PRICE)
 
     def observe(self, result: StepResult) -> CostProfile | None:
         """Learn from one step. Returns the profile if others should be told of it: see TELL_STEPS, TELL_CHANGE."""
@@ -40,6 +50,9 @@ class CostModel:
             return None
         prefilled = sum(row.prefilled for row in ran)
         drafted, other_s = [row.drafted for row in ran], result.verify_s + result.other_s
+        seconds, tokens = result.draft_s + other_s, sum(len(row.tokens) for row in ran)
+        self._tokens = FADING * self._tokens + tokens
+        self._seconds = FADING * self._seconds + seconds
         self._wait_s += (1 - FADING) * (result.wait_s - self._wait_s)
         return self.observe_sums(drafted, prefilled, result.draft_s, other_s, result.elsewhere)
 

@@ -161,6 +161,9 @@ class Engine:
         request = self._requests.get(run.request_id)
         return request is not None and request.runnable(run.prefill_tokens)
 
+    def price_drafts(self, least: float) -> None:
+        self.drafter.price(least)
+
     def rehearse_drafts(self, batch: int, draft_len: int) -> None:
         """See EnginePort."""
         with torch.inference_mode():

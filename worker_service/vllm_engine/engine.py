@@ -181,6 +181,9 @@ class VllmEngine:
         request = self._internal.get(asked.request_id)
         return request is not None and request.stopped_by(token)
 
+    def price_drafts(self, least: float) -> None:
+        """How long drafts are is for vLLM to choose."""
+
     def rehearse_drafts(self, batch: int, draft_len: int) -> None:
         """vLLM drafts within its step, and does not tell how long it takes: that counts as verifying."""
 

@@ -69,6 +69,10 @@ class Drafter(Protocol):
         """After each step, if it has `layers`: what the step has computed of all requests that go on."""
         return
 
+    def price(self, least: float) -> None:
+        """From now on a draft that is right with a probability below `least` is not worth its verification."""
+        return
+
     def rehearse(self, batch: int, draft_len: int) -> None:
         """Do the work of drafting `draft_len` tokens for `batch` requests, and keep nothing: it is timed at warm-up.
 
@@ -124,6 +128,10 @@ class FirstOf(Drafter):
     def read(self, seen: Sequence[Seen]) -> None:
         for drafter in self._drafters:
             drafter.read(seen)
+
+    def price(self, least: float) -> None:
+        for drafter in self._drafters:
+            drafter.price(least)
 
     def rehearse(self, batch: int, draft_len: int) -> None:
         for drafter in self._drafters:

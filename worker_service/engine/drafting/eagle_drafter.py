@@ -133,6 +133,9 @@ class EagleDrafter(Drafter):
             ready, chances = [ready[i] for i in on], [chances[i] for i in on]
             hidden = self._enter([(state, 1) for _, state in ready], hidden[on], [tokens[i] for i in on])
 
+    def price(self, least: float) -> None:
+        self._sure, self._hopeful = least, least * HOPEFUL / SURE
+
     def rehearse(self, batch: int, draft_len: int) -> None:
         states = [_State(KV(self._pool)) for _ in range(batch)]
         states = [state for state in states if self._reserve(state, draft_len, ())]

@@ -58,6 +58,9 @@ class HeadDrafter(Drafter):
         for request_id, tokens, hidden, _ in rounds:
             self._states[request_id] = len(tokens), hidden.clone()  # one row: the tensor behind it is the whole step's
 
+    def price(self, least: float) -> None:
+        self._sure, self._hopeful = least, least * HOPEFUL / SURE
+
     def rehearse(self, batch: int, draft_len: int) -> None:
         self._chains(self._hidden.expand(batch, -1), [0] * batch, draft_len, sure=0.0, hopeful=0.0)
 

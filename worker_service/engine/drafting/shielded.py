@@ -50,6 +50,9 @@ class Shielded(Drafter):
     def read(self, seen: Sequence[Seen]) -> None:
         self._safely(lambda: self._drafter.read(seen), None)
 
+    def price(self, least: float) -> None:
+        self._safely(lambda: self._drafter.price(least), None)
+
     def rehearse(self, batch: int, draft_len: int) -> None:
         self._drafter.rehearse(batch, draft_len)
 
