@@ -23,10 +23,11 @@ from worker_service.engine.shape import attention_shapes
 _FAMILY = ("Llama", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
-class _Layer(ctypes.Structure):
+class Layer(ctypes.Structure):
     _fields_ = [
         *(("qkv", Matrix * 3), ("output", Matrix), ("gate_up", Matrix * 2), ("down", Matrix)),
-        *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm", "qkv_bias")),
+        *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
+        *((name, ctypes.c_void_p) for name in ("qkv_bias", "beside_norm")),
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
     ]
 
@@ -39,13 +40,13 @@ def _dtype(part: torch.nn.Linear | PackedLinear) -> torch.dtype:
     return part.dtype if isinstance(part, PackedLinear) else part.weight.dtype
 
 
-class _Decoder(ctypes.Structure):
+class Decoder(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "dim", "block_tokens")),
         *((name, ctypes.c_int32) for name in ("layers", "hidden", "inner", "window")),
         *((name, ctypes.c_float) for name in ("scale", "epsilon")),
         ("norm", ctypes.c_void_p),
-        ("layer", ctypes.POINTER(_Layer)),
+        ("layer", ctypes.POINTER(Layer)),
     ]
 
 
@@ -83,7 +84,7 @@ class NativeDecoder:
         self._attention, self._embed, self._rotary = attention, base.embed_tokens, base.rotary_emb
         self._kept: list[torch.Tensor | Packed] = []  # what the structures below point to
         modules = _own(model)
-        layers = (_Layer * len(modules))()
+        layers = (Layer * len(modules))()
         window, scale = attention.asked[attention.first].window, modules[0].self_attn.scaling
         for layer, module, (keys, values) in zip(layers, modules, attention.pointers, strict=True):
             own, mlp = module.self_attn, module.mlp
@@ -105,7 +106,7 @@ class NativeDecoder:
         self._numbers = scale, config.rms_norm_eps
         self.expose(())
         pointer, integer = ctypes.c_void_p, ctypes.c_int
-        self._kernel = native.function("decode", dtype, pointer, pointer, integer, pointer, integer, *[pointer] * 4)
+        self._kernel = native.function("decode", dtype, pointer, pointer, integer, pointer, integer, *[pointer] * 5)
         self._dtype = dtype
 
     def _keep(self, tensor: torch.Tensor) -> int:
@@ -125,9 +126,9 @@ class NativeDecoder:
         norms = [None] * len(layers) + [self._norm]
         self._parts = [self._part(*ends_, norm) for ends_, norm in zip(pairwise(ends), norms, strict=True)]
 
-    def _part(self, first: int, end: int, norm: int | None) -> _Decoder:
+    def _part(self, first: int, end: int, norm: int | None) -> Decoder:
         own = ctypes.pointer(self._layers[first]) if first < end else None
-        return _Decoder(*self._shape, end - first, *self._sizes, *self._numbers, norm, own)
+        return Decoder(*self._shape, end - first, *self._sizes, *self._numbers, norm, own)
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Hidden states [T, hidden size] of the tokens `ids` [T] at `positions` [T], as given to the attention, and
@@ -153,9 +154,10 @@ class NativeDecoder:
         """Hidden states of what comes out of the last layer, float32 [n, hidden size]."""
         return self._run(self._part(0, 0, self._norm), x, None, None)
 
-    def _run(self, part: _Decoder, x: torch.Tensor, cosine: int | None, sine: int | None) -> torch.Tensor:
+    def _run(self, part: Decoder, x: torch.Tensor, cosine: int | None, sine: int | None) -> torch.Tensor:
         hidden = torch.empty(x.shape, dtype=self._dtype)
-        self._kernel(ctypes.byref(part), *self._attention.ranges, len(x), cosine, sine, x.data_ptr(), hidden.data_ptr())
+        pointers = cosine, sine, x.data_ptr(), hidden.data_ptr()
+        self._kernel(ctypes.byref(part), *self._attention.ranges, len(x), *pointers, None)
         return hidden
 
 

@@ -5,7 +5,6 @@ tokens come from the target's own states, which `read` collects; those of drafts
 after each proposal.
 """
 
-import copy
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
@@ -15,9 +14,8 @@ from torch.nn.functional import embedding
 from worker_service.engine.attention import QueryRange, paged_attention
 from worker_service.engine.drafting.drafter import Ask, Drafter, Seen
 from worker_service.engine.drafting.eagle import EagleHead
+from worker_service.engine.drafting.eagle_layer import EagleLayer, NativeEagleLayer, TorchEagleLayer, prepared
 from worker_service.engine.kv import KV, BlockPool
-from worker_service.engine.packed import PackedLinear
-from worker_service.engine.probe import Options
 from worker_service.engine.shape import AttentionShape
 
 # As of the head without attention (head_drafter.py).
@@ -78,11 +76,15 @@ class EagleDrafter(Drafter):
         if embeddings.shape[1] != config.hidden_size:
             raise ValueError(f"it has no embeddings of its own, and the target's are not of size {config.hidden_size}")
         self.layers = tuple(layers)
-        self._head = _prepared(head, device, dtype)
-        self._embeddings, self._ids, self._dtype = embeddings, head.draft_ids.to(device), dtype
+        self._head = prepared(head, device, dtype)
+        self._embeddings, self._ids = embeddings, head.draft_ids.to(device)
         shape = AttentionShape(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
-        self._attention = paged_attention([shape], context_tokens, blocks, block_tokens, device, dtype)
-        self._options = Options(config.head_dim**-0.5)
+        attention = paged_attention([shape], context_tokens, blocks, block_tokens, device, dtype)
+        self._layer: EagleLayer = (
+            NativeEagleLayer(self._head, attention)
+            if NativeEagleLayer.supports(self._head, attention)
+            else TorchEagleLayer(self._head, attention, dtype)
+        )
         self._pool = BlockPool(blocks, block_tokens)
         self._sure, self._hopeful = sure, hopeful
         self._states: dict[str, _State] = {}  # the one used last is last
@@ -197,13 +199,8 @@ class EagleDrafter(Drafter):
             state.kv.extend(count)
             ranges.append(QueryRange(len(positions), count, start, state.kv.table))
             positions.extend(range(state.skipped + start, state.skipped + start + count))
-        ids, places, last = self._attention.begin(ranges, (tokens, positions, [r.begin + r.n - 1 for r in ranges]))
-        known: torch.Tensor = self._head(hidden.float(), embedding(ids, self._embeddings).float(), places, self._attend)
-        return known[last]
-
-    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.to(self._dtype) for x in (query, key, value))
-        return self._attention.attend(q, k, v, 0, self._options).float()
+        ids, places, last = self._layer.begin(ranges, (tokens, positions, [r.begin + r.n - 1 for r in ranges]))
+        return self._layer(hidden, embedding(ids, self._embeddings), places)[last]
 
     def _reserve(self, state: _State, count: int, in_use: Container[str]) -> bool:
         """Whether there is room for so many more entries, if need be after requests not `in_use` have lost theirs."""
@@ -221,29 +218,3 @@ class EagleDrafter(Drafter):
 def _complete(state: _State, ask: Ask) -> bool:
     """Whether it has an entry for all of the text but its last token, of which the first draft is made."""
     return state.hidden is not None and not state.unread and state.end == len(ask.tokens) - 1
-
-
-def _prepared(head: EagleHead, device: torch.device, dtype: torch.dtype) -> EagleHead:
-    """A copy that multiplies in `dtype`, with packed weights where there are kernels for them, and adds in float32."""
-    head = copy.deepcopy(head).requires_grad_(False)
-    head.embed_tokens = None
-    head.to(device)
-    for module in list(head.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, torch.nn.Linear):
-                narrow = child.to(dtype)
-                setattr(module, name, PackedLinear(narrow) if PackedLinear.supports(narrow) else _Narrow(narrow))
-    return head
-
-
-class _Narrow(torch.nn.Module):
-    """A product in the dtype of its weights, of float32 and to float32."""
-
-    def __init__(self, linear: torch.nn.Linear) -> None:
-        super().__init__()
-        self._linear = linear
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., inputs] to [..., outputs]."""
-        result: torch.Tensor = self._linear(x.to(self._linear.weight.dtype)).float()
-        return result

@@ -5,9 +5,9 @@
 
 extern "C" {
 
-struct Layer {  // float32 norms and biases: of queries' and keys' heads, and of `qkv`, they may be null
+struct Layer {  // float32 norms and biases: of queries' and keys' heads, of `qkv` and of `beside`, they may be null
     Matrix qkv[3], output, gate_up[2], down;
-    const float *attention_norm, *mlp_norm, *query_norm, *key_norm, *qkv_bias;
+    const float *attention_norm, *mlp_norm, *query_norm, *key_norm, *qkv_bias, *beside_norm;
     void *keys, *values;  // all blocks of this layer
 };
 
@@ -53,29 +53,32 @@ void rotate(Barrier& barrier, const Decoder& decoder, const Layer& layer, int to
     barrier.wait();
 }
 
+// `beside` [tokens][hidden]: what the attention of layers with a norm for it reads before `x`. Others leave it alone.
 template <typename T>
 void decode(const Decoder& decoder, const QueryRange* ranges, int count, const int32_t* tables, int tokens,
-            const float* cosine, const float* sine, float* x, T* hidden) {
+            const float* cosine, const float* sine, float* x, T* hidden, const float* beside) {
     const Shape& shape = decoder.shape;
     const int q = shape.heads * shape.dim, kv = shape.kv_heads * shape.dim, width = decoder.hidden;
     static thread_local std::vector<float> floats;  // they grow to the longest pass, and stay
     static thread_local std::vector<T> narrow;
     const int wide = std::max(q + 2 * kv, 2 * decoder.inner);
     floats.resize(int64_t(tokens) * wide);
-    narrow.resize(int64_t(tokens) * (width + 2 * q + 2 * kv + decoder.inner));
+    narrow.resize(int64_t(tokens) * (2 * width + 2 * q + 2 * kv + decoder.inner));
     float* product = floats.data();
-    T *normed = narrow.data(), *query = normed + int64_t(tokens) * width, *key = query + int64_t(tokens) * q,
+    T *normed = narrow.data(), *query = normed + int64_t(tokens) * 2 * width, *key = query + int64_t(tokens) * q,
       *value = key + int64_t(tokens) * kv, *attended = value + int64_t(tokens) * kv,
       *gated = attended + int64_t(tokens) * q;
-    const Fixed fixed = fixed_memory(tokens, std::max({width, q, decoder.inner}));
+    const Fixed fixed = fixed_memory(tokens, std::max({2 * width, q, decoder.inner}));
     const Pass pass(shape, ranges, count, tables, {decoder.scale, decoder.window});
     Barrier barrier;
 #pragma omp parallel
     {
         for (int l = 0; l < decoder.layers; l++) {
             const Layer& layer = decoder.layer[l];
-            rms_norm(barrier, x, layer.attention_norm, normed, tokens, width, decoder.epsilon);
-            linear(barrier, normed, layer.qkv, 3, layer.qkv_bias, product, tokens, width, fixed);
+            const int own = layer.beside_norm ? width : 0, read = own + width;
+            if (own) rms_norm(barrier, beside, layer.beside_norm, normed, tokens, width, decoder.epsilon, read);
+            rms_norm(barrier, x, layer.attention_norm, normed + own, tokens, width, decoder.epsilon, read);
+            linear(barrier, normed, layer.qkv, 3, layer.qkv_bias, product, tokens, read, fixed);
             rotate(barrier, decoder, layer, tokens, product, cosine, sine, query, key, value);
             attention(barrier, pass, query, key, value, (T*)layer.keys, (T*)layer.values, attended);
             linear(barrier, attended, &layer.output, 1, nullptr, x, tokens, q, fixed, true);

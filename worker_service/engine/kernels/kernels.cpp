@@ -21,7 +21,7 @@ void attention_alone(const Shape& shape, const QueryRange* ranges, int count, co
 // For each type of weights T: one layer's attention in a pass (`query`, `key`, `value`, `out` are [T][heads][dim];
 // `keys` and `values` the layer's blocks; the last four are Options); a pass
 // through all layers (`x`: embeddings [T][hidden], overwritten; `cosine`, `sine`: [T][dim]; `hidden`: the result, after
-// the last norm); chains of drafts; and a product with packed weights, summed in float32.
+// the last norm; `beside`: null, or what some layers read, too); chains of drafts; and a product with packed weights, summed in float32.
 #define FOR_TYPE(NAME, T)                                                                                              \
     void attention_##NAME(const Shape* shape, const QueryRange* ranges, int count, const int32_t* tables,              \
                           const T* query, const T* key, const T* value, T* keys, T* values, T* out, float scale,       \
@@ -30,8 +30,8 @@ void attention_alone(const Shape& shape, const QueryRange* ranges, int count, co
                         Options{scale, window, softcap, sinks});                                                       \
     }                                                                                                                  \
     void decode_##NAME(const Decoder* decoder, const QueryRange* ranges, int count, const int32_t* tables, int tokens, \
-                       const float* cosine, const float* sine, float* x, T* hidden) {                                  \
-        decode(*decoder, ranges, count, tables, tokens, cosine, sine, x, hidden);                                      \
+                       const float* cosine, const float* sine, float* x, T* hidden, const float* beside) {             \
+        decode(*decoder, ranges, count, tables, tokens, cosine, sine, x, hidden, beside);                              \
     }                                                                                                                  \
     void draft_##NAME(const DraftHead* head, float* state, int32_t* token, int rows, int longest, float sure,          \
                       float hopeful, int32_t* drafts, int32_t* length) {                                               \
