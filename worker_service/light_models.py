@@ -11,11 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from worker_service.engine.llama import Llama, LlamaConfig
+from worker_service.engine.llama import SIZES, Llama, LlamaConfig, plain_config
 from worker_service.model_files import CONFIG, TOKENIZER, ModelError, end_ids, loaded_files
 
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-          "max_position_embeddings")  # fmt: skip
 # What a configuration may say beside its sizes: these values, or anything where it changes nothing that is computed.
 _ONLY = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "attention_bias": False,
@@ -27,7 +25,6 @@ _ANY = {
     "initializer_range", "is_llama_config", "transformers_version", "transformers.js_config", "use_cache",
     "_name_or_path", "_model_name_or_path",
 }  # fmt: skip
-_ROPE = {"rope_theta", "rope_type"}
 # Of a tokenizer: transformers takes tokenizer.json of these classes as it is, if no more is said than this.
 _CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -56,24 +53,9 @@ class LightTokenizer:
 def light_config(folder: Path) -> LlamaConfig | None:
     """None: it is no plain model of the Llama family."""
     said = _read(folder / CONFIG)
-    if not _ONLY.items() >= {name: value for name, value in said.items() if name not in {*_ANY, *_SIZES}}.items():
+    if not _ONLY.items() >= {name: value for name, value in said.items() if name not in {*_ANY, *SIZES}}.items():
         return None
-    rope = said.get("rope_parameters") or {"rope_theta": said.get("rope_theta"), "rope_type": "default"}
-    heads = said.get("num_attention_heads")
-    if not isinstance(rope, dict) or set(rope) != _ROPE or rope["rope_type"] != "default" or "model_type" not in said:
-        return None
-    ints: dict[str, Any] = {name: said.get(name) for name in _SIZES}
-    ints["num_key_value_heads"] = kv_heads = said.get("num_key_value_heads") or heads
-    numbers: dict[str, Any] = {"rms_norm_eps": said.get("rms_norm_eps"), "rope_theta": rope["rope_theta"]}
-    if not all(type(each) is int and each > 0 for each in ints.values()) or ints["num_attention_heads"] % kv_heads:
-        return None
-    dim = said.get("head_dim") or ints["hidden_size"] // ints["num_attention_heads"]
-    if type(dim) is not int or not all(type(each) in (int, float) and each > 0 for each in (dim, *numbers.values())):
-        return None
-    tied, eos = said.get("tie_word_embeddings", False), said.get("eos_token_id", 2)  # its default in transformers
-    if type(tied) is not bool:
-        return None
-    return LlamaConfig(**ints, **numbers, head_dim=dim, tie_word_embeddings=tied, eos_token_id=eos)
+    return plain_config(said) if "model_type" in said else None
 
 
 def light_tokenizer(folder: Path) -> LightTokenizer | None:

@@ -3,12 +3,17 @@ that decoder.py packs. It stands in for the class of transformers, whose import 
 costs. Its files light_models.py reads; which models are plain, is said there.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+         "max_position_embeddings")  # fmt: skip
+_ROPE = {"rope_theta", "rope_type"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,26 @@ class LlamaConfig:
 
     def get_text_config(self) -> Self:
         return self
+
+
+def plain_config(said: Mapping[str, Any]) -> LlamaConfig | None:
+    """What a config.json says, by the rules of transformers. None: something is missing, or positions are scaled."""
+    rope = said.get("rope_parameters") or {"rope_theta": said.get("rope_theta"), "rope_type": "default"}
+    heads = said.get("num_attention_heads")
+    if not isinstance(rope, dict) or set(rope) != _ROPE or rope["rope_type"] != "default":
+        return None
+    ints: dict[str, Any] = {name: said.get(name) for name in SIZES}
+    ints["num_key_value_heads"] = kv_heads = said.get("num_key_value_heads") or heads
+    numbers: dict[str, Any] = {"rms_norm_eps": said.get("rms_norm_eps"), "rope_theta": rope["rope_theta"]}
+    if not all(type(each) is int and each > 0 for each in ints.values()) or ints["num_attention_heads"] % kv_heads:
+        return None
+    dim = said.get("head_dim") or ints["hidden_size"] // ints["num_attention_heads"]
+    if type(dim) is not int or not all(type(each) in (int, float) and each > 0 for each in (dim, *numbers.values())):
+        return None
+    tied, eos = said.get("tie_word_embeddings", False), said.get("eos_token_id", 2)  # its default in transformers
+    if type(tied) is not bool:
+        return None
+    return LlamaConfig(**ints, **numbers, head_dim=dim, tie_word_embeddings=tied, eos_token_id=eos)
 
 
 class Llama(torch.nn.Module):
@@ -81,7 +106,7 @@ class _Base(torch.nn.Module):
         self.embed_tokens: torch.nn.Module = torch.nn.Embedding.from_pretrained(nowhere)  # type: ignore[no-untyped-call]
         self.layers = torch.nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = _Norm(config)
-        self.rotary_emb = _Rotary(config)
+        self.rotary_emb = Rotary(config)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """The last hidden states [1, T, hidden size], in the type of the layers' weights."""
@@ -94,13 +119,15 @@ class _Base(torch.nn.Module):
         return normed
 
 
-class _Rotary(torch.nn.Module):
+class Rotary(torch.nn.Module):
     """Position embeddings: by how much each pair of a head's numbers is turned."""
+
+    _frequencies: torch.Tensor
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        even = torch.arange(0, config.head_dim, 2, device="cpu").float()
-        self._frequencies = 1.0 / config.rope_theta ** (even / config.head_dim)
+        even = torch.arange(0, config.head_dim, 2).float()
+        self.register_buffer("_frequencies", 1.0 / config.rope_theta ** (even / config.head_dim), persistent=False)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [1, T, dim], in the type of `x`, of `positions` [1, T]."""

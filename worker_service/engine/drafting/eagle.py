@@ -7,7 +7,7 @@ and `t2d`, as the paper's authors, SpecForge, vLLM and SGLang write or read them
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn import Linear, ModuleDict, RMSNorm
 from torch.nn.functional import silu
 
-from worker_service.engine.llama import turned
+from worker_service.engine.llama import LlamaConfig as PlainConfig
+from worker_service.engine.llama import Rotary, plain_config, turned
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -34,10 +35,11 @@ class EagleConfig:
     """What config.json says. `raw` is all of it."""
 
     raw: Mapping[str, Any]
-    layer: "LlamaConfig"  # of the head's one layer
+    layer: "PlainConfig | LlamaConfig"  # of the head's one layer
     target_hidden_size: int
     target_layers: tuple[int, ...] | None  # whose inputs it reads, see Target.expose; None: see `layers_of`
     draft_tokens: int
+    biased: bool  # its attention's products
     norm_before_residual: bool  # what the layer's results are added to is normed, too
 
     @property
@@ -54,9 +56,7 @@ def parse_config(raw: Mapping[str, Any]) -> EagleConfig:
     own = raw.get("transformer_layer_config") or raw  # the former in those of speculators
     nested = raw.get("eagle_config") or {}
     try:
-        from transformers import LlamaConfig  # takes seconds: no worker without such a head waits for it
-
-        layer = LlamaConfig(**{name: value for name, value in own.items() if name != "architectures"})
+        layer = _layer_config(own)
         # The nested field counts a layer by what leaves it, the other by what enters it.
         layers = raw.get("eagle_aux_hidden_state_layer_ids")
         if not layers:
@@ -67,6 +67,7 @@ def parse_config(raw: Mapping[str, Any]) -> EagleConfig:
             int(raw.get("target_hidden_size") or layer.hidden_size),
             tuple(int(number) for number in layers) or None,
             int(raw.get("draft_vocab_size") or layer.vocab_size),
+            bool(own.get("attention_bias")),
             bool(raw.get("norm_before_residual", False)),
         )
     except Exception as error:  # whatever its values make of the library's code
@@ -79,6 +80,17 @@ def parse_config(raw: Mapping[str, Any]) -> EagleConfig:
     if layer.num_hidden_layers != 1 or not nested.get("use_aux_hidden_state", True):
         raise ValueError(f"it has {layer.num_hidden_layers} layers or reads only one of the target: no EAGLE-3 head")
     return config
+
+
+def _layer_config(said: Mapping[str, Any]) -> "PlainConfig | LlamaConfig":
+    """Raises whatever transformers makes of it."""
+    others = {name for name in said if "rope" in name or "rotary" in name or name == "attention_bias"}
+    scaled = any(said[name] for name in others - {"rope_theta", "rope_parameters"})
+    if not scaled and (plain := plain_config(said)):
+        return replace(plain, hidden_act=said.get("hidden_act", "silu"))
+    from transformers import LlamaConfig  # takes seconds: no worker waits for it with a head of the plain kind
+
+    return LlamaConfig(**{name: value for name, value in said.items() if name != "architectures"})
 
 
 class EagleHead(torch.nn.Module):
@@ -97,7 +109,7 @@ class EagleHead(torch.nn.Module):
             return Linear(inputs, outputs, bias=bias)
 
         q, kv = layer.num_attention_heads * self._dim, layer.num_key_value_heads * self._dim
-        inner, biased = layer.intermediate_size, bool(layer.attention_bias)
+        inner, biased = layer.intermediate_size, config.biased
         self.fc = linear(target_layers * config.target_hidden_size, d)
         self.midlayer = ModuleDict(
             {
@@ -123,9 +135,7 @@ class EagleHead(torch.nn.Module):
         self.register_buffer("d2t", torch.zeros(config.draft_tokens, dtype=torch.long))
         self.register_buffer("t2d", torch.zeros(layer.vocab_size, dtype=torch.bool))
         self.embed_tokens = torch.nn.Embedding(layer.vocab_size, d) if embeddings else None
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-        self._rotary = LlamaRotaryEmbedding(layer)
+        self._rotary = _rotary(layer)
 
     @property
     def draft_ids(self) -> torch.Tensor:
@@ -156,6 +166,15 @@ class EagleHead(torch.nn.Module):
         """[n, draft tokens], of what `forward` returned."""
         result: torch.Tensor = self.lm_head(self.norm(hidden))
         return result
+
+
+def _rotary(layer: "PlainConfig | LlamaConfig") -> torch.nn.Module:
+    if isinstance(layer, PlainConfig):
+        return Rotary(layer)
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rotary: torch.nn.Module = LlamaRotaryEmbedding(layer)
+    return rotary
 
 
 def save_eagle(head: EagleHead, folder: Path) -> None:

@@ -54,7 +54,7 @@ class NativeEagleLayer:
         heads = config.num_attention_heads, config.num_key_value_heads
         sizes = config.hidden_size, config.intermediate_size, *(n * config.head_dim for n in heads)
         fits = all(n % native.PANEL == 0 for n in sizes)
-        plain = not head.config.norm_before_residual and not config.attention_bias
+        plain = not head.config.norm_before_residual and not head.config.biased
         return fits and plain and isinstance(attention, NativeAttention)
 
     def __init__(self, head: EagleHead, attention: PagedAttention) -> None:
