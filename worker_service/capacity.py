@@ -152,10 +152,12 @@ def drafter_memory(folder: Path, dtype: torch.dtype) -> DrafterMemory:
     said when it is loaded."""
     try:
         raw = json.loads((folder / CONFIG).read_text())
-        from transformers import AutoConfig
+        if is_eagle(folder):
+            config: Any = parse_config(raw).layer
+        else:
+            from transformers import AutoConfig
 
-        eagle = is_eagle(folder)
-        config = parse_config(raw).layer if eagle else AutoConfig.from_pretrained(folder, local_files_only=True)
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
         shapes = attention_shapes(config)
         weights = _weights(folder, range(len(shapes)), others=True)
         return DrafterMemory(weights * dtype.itemsize, kv_values_per_token(shapes) * dtype.itemsize)

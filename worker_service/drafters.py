@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from protos.tls import Tls
 from worker_service.draft_post import LinkPost
+from worker_service.engine.cut import own_layers
 from worker_service.engine.drafting.drafter import Drafter, FirstOf, NoDrafter
 from worker_service.engine.drafting.eagle import EagleHead, load_eagle
 from worker_service.engine.drafting.eagle_drafter import EagleDrafter
@@ -24,8 +25,6 @@ from worker_service.models import LoadedModel, load
 
 # The draft heads that come with LAPS-SD, each in a directory named like the model that it was made for.
 _BUNDLED = Path(__file__).parent / "engine" / "drafting" / "heads"
-
-
 REMOTE = "remote:"
 
 
@@ -58,10 +57,9 @@ def make_drafter(
         return NoDrafter()
     if name == "ngram":
         return NgramDrafter()
-    if name == "default":
-        folder = _BUNDLED / target.name
-        return _head(folder, target) if (folder / CONFIG).is_file() else NgramDrafter()
-    folder = at_home(name)
+    folder = drafter_folder(name, target.name)
+    if name == "default" and not _reads(folder, target):
+        return NgramDrafter()
     if (folder / CONFIG).is_file():
         return _head(folder, target)
     if not folder.is_dir():
@@ -69,6 +67,17 @@ def make_drafter(
     if is_eagle(folder):
         return _eagle(folder, target, blocks, block_tokens)
     return _model(folder, target, blocks, block_tokens, attention)
+
+
+def drafter_folder(name: str, target: str) -> Path:
+    """Where a drafter's files are, if it has any, on a worker that serves the model named `target`."""
+    return _BUNDLED / target if name == "default" else at_home(name)
+
+
+def _reads(folder: Path, target: LoadedModel) -> bool:
+    """Whether there is a head in `folder`, and the target's states that it reads are in this process."""
+    whole = len(own_layers(target.model)) == text_config(target.model.config).num_hidden_layers
+    return (folder / CONFIG).is_file() or (is_eagle(folder) and whole)
 
 
 def _head(folder: Path, target: LoadedModel) -> Drafter:

@@ -36,7 +36,7 @@ def test_greedy_text_is_that_of_generate_however_it_is_batched_drafted_and_preem
         blocks=120,  # 1920 tokens for up to sixteen requests, the longest of which need 500: they run out
         block_tokens=BLOCK_TOKENS,
         host_blocks=60,
-        drafter=make_drafter("default", target, blocks=1, block_tokens=1),
+        drafter=make_drafter("default", target, blocks=120, block_tokens=BLOCK_TOKENS),
     )
     prompts, random = two_hundred(), Random(4)
     random.shuffle(prompts)

@@ -21,7 +21,7 @@ TOKENS = 24
 def test_the_bundled_head_is_often_right_and_changes_nothing() -> None:
     folder = str(pull("smollm2-135m"))
     target, reference = load(folder, "cpu", "float32"), load(folder, "cpu", "float32").model
-    drafter = make_drafter("default", target, blocks=1, block_tokens=1)
+    drafter = make_drafter("default", target, blocks=80, block_tokens=16)
     assert isinstance(drafter, FirstOf)
     engine = Engine(
         target.model,
