@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from protos.tls import Tls
 from worker_service.draft_post import LinkPost
 from worker_service.engine.cut import own_layers
-from worker_service.engine.drafting.drafter import Drafter, FirstOf, NoDrafter
+from worker_service.engine.drafting.drafter import SURE, Drafter, FirstOf, NoDrafter
 from worker_service.engine.drafting.eagle import EagleHead, load_eagle
 from worker_service.engine.drafting.eagle_drafter import EagleDrafter
 from worker_service.engine.drafting.head import CONFIG, load_head
-from worker_service.engine.drafting.head_drafter import SURE, HeadDrafter
+from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.model import ModelDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.drafting.remote_drafter import RemoteDrafter
@@ -48,7 +48,8 @@ def make_drafter(
     """`none`, `ngram`, `default`, the directory of a head, ours or EAGLE-3, or of a causal LM, or `remote:HOST:PORT`,
     also several with commas. Raises ModelError.
 
-    `default`: the head that comes with LAPS-SD where there is one for this target, else `ngram`. `blocks` of
+    `default`: the head that comes with LAPS-SD where there is one for this target and this process has the states that
+    it reads, else `ngram`. `blocks` of
     `block_tokens` are the KV memory of a drafter that needs any; a causal LM's `attention` is of that kind.
     """
     if name.startswith(REMOTE):

@@ -81,7 +81,8 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
     if settings.attention == "graphs" and (device.type != "cuda" or ranks.size > 1):
         raise ModelError("attention: graphs are of a model that is whole on one GPU")
     least = by_device(settings, device, ranks.size * place.size)  # what more there is room for shows later
-    drafts = place.number == 0 and ranks.leads
+    # Over stages `default` is lookups at most.
+    drafts = place.number == 0 and ranks.leads and not (place.size > 1 and settings.drafter == "default")
     check_memory(
         folder,
         device,

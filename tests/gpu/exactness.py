@@ -111,7 +111,7 @@ def _drafters(device: torch.device, dtype: torch.dtype) -> dict[str, Drafter]:
     return {
         "none": NoDrafter(),
         "ngram": NgramDrafter(),
-        "head": HeadDrafter(head, embeddings.get_input_embeddings().weight, rows, sure=0.0, hopeful=0.0),
+        "head": HeadDrafter(head, embeddings.get_input_embeddings().weight, rows, sure=0.0),
         "the model itself": ModelDrafter(model_on(device, dtype), context_tokens=_CONTEXT, blocks=256, block_tokens=16),
     }
 

@@ -261,13 +261,13 @@ def test_a_head_learns_and_its_figures_are_those_of_the_engine(
         return features.of(index[sample.id], len(sample.prompt) - 1).float()
 
     with torch.inference_mode():
-        figures = measure(HeadDrafter(head, table, table, sure=0.0, hopeful=0.0), greedy, hidden)["chat"]
+        figures = measure(HeadDrafter(head, table, table, sure=0.0), greedy, hidden)["chat"]
         ngram = measure(NgramDrafter(), greedy, hidden)["all"]
     assert figures.per_drafted(1) > 0.3
     assert figures.per_round(3) > ngram.per_round(3)
     assert figures.by_position == sorted(figures.by_position, reverse=True)
 
-    driver = Driver(tiny.engine(drafter=HeadDrafter(head, table, table, sure=0.0, hopeful=0.0)))
+    driver = Driver(tiny.engine(drafter=HeadDrafter(head, table, table, sure=0.0)))
     for sample in greedy:
         driver.admit(sample.id, sample.prompt, Limits(max_tokens=24))
     driver.finish_all(draft_len=lambda n: 3)

@@ -123,7 +123,7 @@ def test_a_head_learns_and_its_figures_are_those_of_the_engine(
     for passes in (0, 8):
         (tmp_path / str(passes)).mkdir()
         head = trained(tiny, samples, tmp_path / str(passes), passes)
-        drafter = eagle_drafter(head, target, blocks=64, block_tokens=16, sure=0.0, hopeful=0.0)
+        drafter = eagle_drafter(head, target, blocks=64, block_tokens=16, sure=0.0)
 
         def known(sample: Sample) -> torch.Tensor:
             return torch.tensor((sample.prompt + sample.output)[:-1])

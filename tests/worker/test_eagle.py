@@ -16,10 +16,12 @@ from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
 from worker_service.drafters import eagle_drafter, make_drafter
 from worker_service.engine import native
-from worker_service.engine.drafting.drafter import Ask, NoDrafter
+from worker_service.engine.drafting.drafter import Ask, Drafter, NoDrafter
 from worker_service.engine.drafting.eagle import load_eagle, parse_config
 from worker_service.engine.drafting.eagle_drafter import EagleDrafter
-from worker_service.engine.types import Limits, Run, Sampling
+from worker_service.engine.drafting.eagle_layer import NativeEagleLayer, TorchEagleLayer
+from worker_service.engine.drafting.ngram import NgramDrafter
+from worker_service.engine.types import Limits, Place, Run, Sampling
 from worker_service.engine.warm_up import measure
 from worker_service.model_files import ModelError
 from worker_service.models import LoadedModel, load
@@ -32,7 +34,7 @@ def target(tiny: Tiny) -> LoadedModel:
 
 def drafter_of(folder: Path, target: LoadedModel, blocks: int = 256) -> EagleDrafter:
     """It proposes all that it is asked for."""
-    return eagle_drafter(load_eagle(folder), target, blocks=blocks, block_tokens=8, sure=0.0, hopeful=0.0)
+    return eagle_drafter(load_eagle(folder), target, blocks=blocks, block_tokens=16, sure=0.0)
 
 
 class Proposals:
@@ -75,6 +77,8 @@ def test_drafts_are_those_of_the_definition_token_for_token(
         monkeypatch.setattr(native, "kernels", lambda: None)
     folder = make_eagle(tmp_path, tiny.model, **fields)
     drafter = drafter_of(folder, target)
+    natively = native.kernels() is not None and not fields.get("norm_before_residual")
+    assert type(drafter._layer) is (NativeEagleLayer if natively else TorchEagleLayer)
     proposals, driver = Proposals(drafter), Driver(tiny.engine(drafter=drafter))
     admit(driver, tiny)
     driver.finish_all(draft_len=lambda n: n % 6)
@@ -225,6 +229,34 @@ def test_what_is_no_such_head_is_refused_in_a_sentence(
     assert "\n" not in str(found.value)
 
 
+def test_where_drafts_are_dear_those_that_are_likely_wrong_are_left_out(
+    tiny: Tiny, target: LoadedModel, tmp_path: Path
+) -> None:
+    folder = make_eagle(tmp_path, tiny.model)
+
+    def drafted(least: float) -> int:
+        driver = Driver(tiny.engine(drafter=drafter_of(folder, target)))
+        driver.engine.price_drafts(least)
+        admit(driver, tiny)
+        driver.finish_all()
+        return sum(row.drafted for row in driver.rows)
+
+    assert drafted(0.0) > drafted(0.2) >= drafted(1.1) == 0
+
+
+def test_a_head_that_comes_with_the_service_is_the_default_where_all_layers_are_in_this_process(
+    tiny: Tiny, target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker_service.drafters._BUNDLED", tmp_path)
+    make_eagle(tmp_path / target.name, tiny.model)
+
+    def drafter(target: LoadedModel) -> Drafter:
+        return make_drafter("default", target, blocks=10, block_tokens=16)
+
+    assert drafter(target).layers == (0, 1, 2)
+    assert isinstance(drafter(load(str(tiny.folder), "cpu", "float32", place=Place(0, 2))), NgramDrafter)
+
+
 FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"vocab_size": 300}, "another vocabulary"),
     ({"laps_sd_vocabulary": "00"}, "another vocabulary"),
@@ -239,6 +271,8 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"target_hidden_size": -1}, "its config.json"),
     ({"draft_vocab_size": 1e30}, "its config.json"),
     ({"rope_theta": "x"}, "its config.json"),
+    ({"partial_rotary_factor": 0.5}, "turn 0.5 of each"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.25}}, "turn 0.25"),
     ({"eagle_aux_hidden_state_layer_ids": "top"}, "its config.json"),
     ({"eagle_config": {"use_aux_hidden_state": False}}, "no EAGLE-3 head"),
 ]

@@ -10,7 +10,7 @@ import torch
 from tests.worker.harness import Driver, Tiny
 from worker_service.engine.drafting.drafter import Ask, Drafter
 from worker_service.engine.drafting.ngram import NgramDrafter
-from worker_service.engine.types import Admission, Finish, Limits, Run, Sampling, Skip
+from worker_service.engine.types import Admission, Finish, Limits, Run, Sampling, Skip, StepResult
 from worker_service.engine.warm_up import measure
 
 SAMPLED = Sampling(temperature=1.0, seed=11)
@@ -224,6 +224,22 @@ def test_ngram_drafts_of_a_request_do_not_come_from_another_nor_from_tokens_forg
     assert propose(drafter, [3, 1], 1, request_id="b") == []
     drafter.forget("a")
     assert propose(drafter, [3, 1], 1) == []
+
+
+def test_warm_up_verifies_as_many_drafts_as_are_asked_for_however_unsure_the_drafter_is(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, drafted = tiny.engine(blocks=64, drafter=NgramDrafter(least=1.1)), []
+    step = engine.step
+
+    def noted(*arguments: Any) -> StepResult:
+        result = step(*arguments)
+        drafted.append(sum(row.drafted for row in result.rows))
+        return result
+
+    monkeypatch.setattr(engine, "step", noted)
+    measure(engine, slots=4)
+    assert drafted.count(4 * 4) == 4  # once to warm up, and three times that are timed
 
 
 def test_warm_up_measures_all_costs_and_leaves_nothing(tiny: Tiny) -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny_model import make_tiny_model
+from tests.worker.eagles import make_eagle
 from worker_service.engine import native
 from worker_service.light_models import light_config, light_tokenizer, light_weights
 from worker_service.model_files import ModelError
@@ -25,7 +26,10 @@ from pathlib import Path
 import torch
 from worker_service.config import Settings
 from worker_service.own_engine import build_engine, load_share
-settings = Settings(model=sys.argv[1], scheduler="127.0.0.1:1", kv_tokens=512, device="cpu", threads=1)
+model, drafter = sys.argv[1:]
+settings = Settings(
+    model=model, drafter=drafter, scheduler="127.0.0.1:1", kv_tokens=512, device="cpu", threads=1
+)
 build_engine(settings, load_share(settings, None), 512)
 print(*sorted({"transformers", "scipy", "sympy", "sklearn", "torch._dynamo"} & sys.modules.keys()))
 """
@@ -40,8 +44,14 @@ def change(file: Path, **fields: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
-def test_a_worker_that_loads_such_a_model_and_checks_its_engine_imports_no_library_of_models(folder: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", LOADED, str(folder)], capture_output=True, text=True, timeout=200)
+@pytest.mark.parametrize("drafter", ["ngram", "an EAGLE-3 head"])
+def test_a_worker_that_loads_such_a_model_and_checks_its_engine_imports_no_library_of_models(
+    drafter: str, folder: Path, tmp_path: Path
+) -> None:
+    if drafter != "ngram":
+        drafter = str(make_eagle(tmp_path / "head", load(str(folder), "cpu", "float32").model))
+    command = [sys.executable, "-c", LOADED, str(folder), drafter]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 

@@ -143,16 +143,17 @@ async def test_blocks_given_back_after_the_last_step_are_told_as_free(tiny: Tiny
 async def test_after_each_round_the_engine_is_told_from_which_chance_on_drafts_are_worth_it(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[float] = []
+    told: list[tuple[float, float]] = []
     async with a_runner(tiny) as runner:
-        monkeypatch.setattr(runner._engine, "price_drafts", told.append)
+        costs = runner._costs
+        monkeypatch.setattr(runner._engine, "price_drafts", lambda least: told.append((least, costs.draft_price)))
         report, following = reporter()
         runner.attach(100, report)
         runner.post(Command(1, 0, [Run("a", 2, 64)], admit=[admission("a", 9)]))
         while (await asyncio.to_thread(following)).rounds[0][0].finish is None:
             continue
     assert len(told) > 2
-    assert all(0 < each < 1 for each in told)
+    assert all(least == price for least, price in told)
 
 
 async def test_no_round_begins_after_detach(tiny: Tiny) -> None:

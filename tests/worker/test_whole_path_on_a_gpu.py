@@ -54,7 +54,7 @@ def device(name: str) -> Iterator[None]:
 
 def drafter(kind: str, target: LoadedModel, folder: Path) -> Drafter:
     if kind == "eagle":
-        return eagle_drafter(load_eagle(folder), target, blocks=64, block_tokens=8, sure=0.0, hopeful=0.0)
+        return eagle_drafter(load_eagle(folder), target, blocks=64, block_tokens=8, sure=0.0)
     if kind == "model":
         draft = load(str(folder), str(target.device), str(target.dtype).removeprefix("torch.")).model
         return ModelDrafter(draft, context_tokens=512, blocks=64, block_tokens=8)

@@ -146,7 +146,7 @@ class EagleTrainer(Trainer):
     """Steps of an EAGLE-3 head, along chains of its own states as it will draft (training-time test)."""
 
     head: EagleHead
-    reads = 8  # it learns from prompts, too, and keeps their states and logits meanwhile
+    reads = 8  # it learns from prompts, too, and keeps their states meanwhile
 
     def make_batch(self, samples: Sequence[Sample], features: Features, indices: Sequence[int]) -> Texts:
         rows = [features.of(i, 0) for i in indices]
@@ -175,7 +175,8 @@ class EagleTrainer(Trainer):
         for earlier in range(self._unroll + 1):
             begin = (learned - earlier).clamp(min=0)
             begins[begin[batch.texts[begin] == batch.texts[learned]]] = True
-        attend = _Chains(batch.texts.bincount().tolist(), batch.texts[begins].bincount().tolist())
+        every = batch.texts.bincount().tolist()
+        attend = _Chains(every, batch.texts[begins].bincount(minlength=len(every)).tolist())
         chains, losses = torch.arange(n), []
         with torch.autocast("cpu", torch.bfloat16):
             state = self.head.fc(batch.states.float()).float()

@@ -35,7 +35,7 @@ from worker_service.probes import find_head
 from worker_service.prompts import Prompt, PromptError, encode, read_prompts
 from worker_service.pull import resolve
 
-Maker: TypeAlias = Callable[..., Drafter]  # of a head: a drafter that is as sure as its keywords `sure`, `hopeful` say
+Maker: TypeAlias = Callable[..., Drafter]  # of a head: a drafter that is as sure as its keyword `sure` says
 
 _BLOCK_TOKENS = 64
 _PIPE_WIDTH = 120  # of the tables where there is no terminal to ask
@@ -216,7 +216,7 @@ def evaluate(
     model = target.model
     drafters: dict[str, Drafter] = {
         "ngram": NgramDrafter(),
-        "head alone": maker(sure=0.0, hopeful=0.0),
+        "head alone": maker(sure=0.0),
         "default": with_lookup(maker()),
     }
 

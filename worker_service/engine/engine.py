@@ -162,6 +162,7 @@ class Engine:
         return request is not None and request.runnable(run.prefill_tokens)
 
     def price_drafts(self, least: float) -> None:
+        """See EnginePort."""
         self.drafter.price(least)
 
     def rehearse_drafts(self, batch: int, draft_len: int) -> None:

@@ -126,7 +126,7 @@ class Rotary(torch.nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        even = torch.arange(0, config.head_dim, 2).float()
+        even = torch.arange(0, config.head_dim, 2, device="cpu").float()
         self.register_buffer("_frequencies", 1.0 / config.rope_theta ** (even / config.head_dim), persistent=False)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

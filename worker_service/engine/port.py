@@ -60,7 +60,8 @@ class EnginePort(Protocol):
         """Run the first `slots` runnable requests of `schedule`, best first. Raises what the device raises."""
 
     def price_drafts(self, least: float) -> None:
-        """A draft that is right with a probability below `least` is not worth its verification, as steps go now."""
+        """From which probability of being right, together with all drafts before it, a draft is worth its verification,
+        as steps go now."""
 
     def rehearse_drafts(self, batch: int, draft_len: int) -> None:
         """Draft `draft_len` tokens for `batch` requests at full cost, for nobody. The warm-up times it."""

@@ -7,6 +7,15 @@ import torch
 
 from worker_service.engine.types import Elsewhere
 
+# Of a head's drafts, until their price is known: from replaying held-out answers with the costs of a small machine.
+SURE = 0.3
+
+
+def hopeful(sure: float) -> float:
+    """From which probability of the newest draft and all before it a head makes another one, of which at least `sure`
+    is asked: below it that one would likely be for nothing. Below 1 for any price that can be paid."""
+    return min(sure / 0.6, (1 + sure) / 2)
+
 
 class Ask(NamedTuple):
     """What one request asks of its drafter in one round."""
@@ -70,7 +79,8 @@ class Drafter(Protocol):
         return
 
     def price(self, least: float) -> None:
-        """From now on a draft that is right with a probability below `least` is not worth its verification."""
+        """From now on a draft is worth its verification only if it, together with all drafts before it, is right with a
+        probability of at least `least`; above 1 none is. Takes the place of what a drafter was made with."""
         return
 
     def rehearse(self, batch: int, draft_len: int) -> None:

@@ -6,7 +6,8 @@ and `t2d`, as the paper's authors, SpecForge, vLLM and SGLang write or read them
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ def parse_config(raw: Mapping[str, Any]) -> EagleConfig:
     """Raises ValueError, with a message for people."""
     own = raw.get("transformer_layer_config") or raw  # the former in those of speculators
     nested = raw.get("eagle_config") or {}
-    try:
+    with _blaming_the_config():
         layer = _layer_config(own)
         # The nested field counts a layer by what leaves it, the other by what enters it.
         layers = raw.get("eagle_aux_hidden_state_layer_ids")
@@ -70,13 +71,15 @@ def parse_config(raw: Mapping[str, Any]) -> EagleConfig:
             bool(own.get("attention_bias")),
             bool(raw.get("norm_before_residual", False)),
         )
-    except Exception as error:  # whatever its values make of the library's code
-        raise ValueError(f"its {CONFIG} is not that of an EAGLE-3 head: {_on_a_line(error)}") from error
     sizes = (layer.hidden_size, config.target_hidden_size, config.draft_tokens, layer.vocab_size)
     if min(sizes) < 1:
         raise ValueError(f"its {CONFIG} is not that of an EAGLE-3 head: it has sizes {', '.join(map(str, sizes))}")
     if own.get("model_type", "llama") != "llama" or layer.hidden_act != "silu":
         raise ValueError(f"its layer is one of {own.get('model_type')} with {layer.hidden_act}, not of a Llama")
+    saying = own, own.get("rope_parameters"), own.get("rope_scaling")
+    parts = [said.get("partial_rotary_factor") for said in saying if isinstance(said, dict)]
+    if partly := [part for part in parts if part not in (None, 1)]:
+        raise ValueError(f"positions turn {partly[0]} of each of its heads' numbers, not all")
     if layer.num_hidden_layers != 1 or not nested.get("use_aux_hidden_state", True):
         raise ValueError(f"it has {layer.num_hidden_layers} layers or reads only one of the target: no EAGLE-3 head")
     return config
@@ -99,8 +102,11 @@ class EagleHead(torch.nn.Module):
     d2t: torch.Tensor  # [draft tokens]: what must be added to a draft token to make it the target's
     t2d: torch.Tensor  # [vocabulary]: whether a token of the target's is a draft token
 
-    def __init__(self, config: EagleConfig, target_layers: int, *, embeddings: bool = False) -> None:
-        """`target_layers`: how many layers of the target it reads. `embeddings`: it has a table of its own."""
+    def __init__(
+        self, config: EagleConfig, target_layers: int, *, embeddings: bool = False, shapes_only: bool = False
+    ) -> None:
+        """`target_layers`: how many layers of the target it reads. `embeddings`: it has a table of its own.
+        `shapes_only`: it is never called."""
         super().__init__()
         layer, d = config.layer, config.layer.hidden_size
         self.config, self._dim = config, layer.head_dim
@@ -135,7 +141,7 @@ class EagleHead(torch.nn.Module):
         self.register_buffer("d2t", torch.zeros(config.draft_tokens, dtype=torch.long))
         self.register_buffer("t2d", torch.zeros(layer.vocab_size, dtype=torch.bool))
         self.embed_tokens = torch.nn.Embedding(layer.vocab_size, d) if embeddings else None
-        self._rotary = _rotary(layer)
+        self._rotary = torch.nn.Identity() if shapes_only else _rotary(layer)
 
     @property
     def draft_ids(self) -> torch.Tensor:
@@ -198,11 +204,8 @@ def load_eagle(folder: Path) -> EagleHead:
     if fused % config.target_hidden_size:
         raise ValueError(f"its fc takes {fused} numbers, which are no hidden states of {config.target_hidden_size}")
     layers, own_embeddings = max(fused // config.target_hidden_size, 1), "embed_tokens.weight" in tensors
-    try:
-        with torch.device("meta"):  # no memory for sizes that the files do not have
-            expected = EagleHead(config, layers, embeddings=own_embeddings).state_dict()
-    except Exception as error:  # whatever sizes make of the library's code
-        raise ValueError(f"its {CONFIG} is not that of an EAGLE-3 head: {_on_a_line(error)}") from error
+    with _blaming_the_config(), torch.device("meta"):  # no memory for sizes that the files do not have
+        expected = EagleHead(config, layers, embeddings=own_embeddings, shapes_only=True).state_dict()
     if config.draft_tokens == config.layer.vocab_size:  # the maps may be left out where they say nothing
         tensors.setdefault("d2t", torch.zeros(config.draft_tokens, dtype=torch.long))
         tensors.setdefault("t2d", torch.ones(config.draft_tokens, dtype=torch.bool))
@@ -214,12 +217,21 @@ def load_eagle(folder: Path) -> EagleHead:
         if found.shape != expected[name].shape:
             sizes = " instead of ".join(str(tuple(tensor.shape)) for tensor in (found, expected[name]))
             raise ValueError(f"its {name} has the shape {sizes}")
-    head = EagleHead(config, layers, embeddings=own_embeddings)
+    with _blaming_the_config():
+        head = EagleHead(config, layers, embeddings=own_embeddings)
     head.load_state_dict(tensors, strict=False)
     ids = head.draft_ids
     if int(ids.min()) < 0 or int(ids.max()) >= config.layer.vocab_size:
         raise ValueError(f"its d2t leads to tokens that are not among its {config.layer.vocab_size}")
     return head.requires_grad_(False).eval()
+
+
+@contextmanager
+def _blaming_the_config() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever its values and sizes make of the library's code
+        raise ValueError(f"its {CONFIG} is not that of an EAGLE-3 head: {_on_a_line(error)}") from error
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:

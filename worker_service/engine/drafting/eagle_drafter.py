@@ -12,14 +12,12 @@ import torch
 from torch.nn.functional import embedding
 
 from worker_service.engine.attention import QueryRange, paged_attention
-from worker_service.engine.drafting.drafter import Ask, Drafter, Seen
+from worker_service.engine.drafting.drafter import SURE, Ask, Drafter, Seen, hopeful
 from worker_service.engine.drafting.eagle import EagleHead
 from worker_service.engine.drafting.eagle_layer import EagleLayer, NativeEagleLayer, TorchEagleLayer, prepared
 from worker_service.engine.kv import KV, BlockPool
 from worker_service.engine.shape import AttentionShape
 
-# As of the head without attention (head_drafter.py).
-SURE, HOPEFUL = 0.3, 0.5
 _MOST_UNREAD = 1024  # rows of states that wait for somebody who asks for drafts, of all requests together
 
 
@@ -62,11 +60,10 @@ class EagleDrafter(Drafter):
         blocks: int,
         block_tokens: int,
         sure: float = SURE,
-        hopeful: float = HOPEFUL,
     ) -> None:
         """`layers`: whose inputs the head reads. `embeddings`: the target's [vocabulary, hidden]; the drafter works on
-        a copy of the head in their dtype, on their device. `blocks` of `block_tokens` are the KV memory. `sure` and
-        `hopeful`: see HeadDrafter. Raises ValueError where head and target do not fit.
+        a copy of the head in their dtype, on their device. `blocks` of `block_tokens` are the KV memory. `sure`: see
+        HeadDrafter. Raises ValueError where head and target do not fit.
         """
         config, dtype, device = head.config.layer, embeddings.dtype, embeddings.device
         if head.fc.in_features != len(layers) * head.config.target_hidden_size:
@@ -86,7 +83,7 @@ class EagleDrafter(Drafter):
             else TorchEagleLayer(self._head, attention, dtype)
         )
         self._pool = BlockPool(blocks, block_tokens)
-        self._sure, self._hopeful = sure, hopeful
+        self._sure = sure
         self._states: dict[str, _State] = {}  # the one used last is last
         self._unread = 0
 
@@ -130,13 +127,13 @@ class EagleDrafter(Drafter):
                     drafts[ask.request_id].append(tokens[i])
                     if len(drafts[ask.request_id]) < ask.draft_len and self._reserve(state, 1, drafts):
                         on.append(i)
-            if max(chances) < self._hopeful:
+            if max(chances) < hopeful(self._sure):
                 return
             ready, chances = [ready[i] for i in on], [chances[i] for i in on]
             hidden = self._enter([(state, 1) for _, state in ready], hidden[on], [tokens[i] for i in on])
 
     def price(self, least: float) -> None:
-        self._sure, self._hopeful = least, least * HOPEFUL / SURE
+        self._sure = least
 
     def rehearse(self, batch: int, draft_len: int) -> None:
         states = [_State(KV(self._pool)) for _ in range(batch)]

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from worker_service.engine.drafting.chain import Chain, NativeChain, TorchChain
-from worker_service.engine.drafting.drafter import Ask, Drafter, Verified
+from worker_service.engine.drafting.drafter import SURE, Ask, Drafter, Verified, hopeful
 from worker_service.engine.drafting.head import DraftHead
-
-# Chosen by replaying held-out answers with the costs of a small machine: higher values only pay in larger batches.
-SURE, HOPEFUL = 0.3, 0.5
 
 
 class HeadDrafter(Drafter):
@@ -25,14 +22,13 @@ class HeadDrafter(Drafter):
         embeddings: torch.Tensor,
         output_rows: torch.Tensor,
         sure: float = SURE,
-        hopeful: float = HOPEFUL,
     ) -> None:
         """`embeddings`, `output_rows`: the target's, [vocabulary, hidden]. The drafter works on a copy of the head in
         their dtype, on their device.
 
         A draft is proposed if, by the head's own reckoning, it and all drafts before it are right with a probability of
-        at least `sure`. Another one is made as long as that probability is at least `hopeful` for some request: else
-        its work would likely be for nothing. Raises ValueError if the head's tokens are not among the target's.
+        at least `sure`, until there is a price. Another one is made as long as that probability is `hopeful` for some
+        request. Raises ValueError if the head's tokens are not among the target's.
         """
         count = len(embeddings)
         if not all(0 <= token < count for token in head.draft_ids.tolist()):
@@ -40,7 +36,7 @@ class HeadDrafter(Drafter):
         head = copy.deepcopy(head).to(embeddings.device, embeddings.dtype).requires_grad_(False)
         kind = NativeChain if NativeChain.supports(head, embeddings) else TorchChain
         self._chains: Chain = kind(head, embeddings, output_rows[head.draft_ids].to(embeddings.dtype))
-        self._sure, self._hopeful = sure, hopeful
+        self._sure = sure
         self._hidden = embeddings.new_ones(1, embeddings.shape[1])  # for rehearsals
         self._states: dict[str, tuple[int, torch.Tensor]] = {}  # of each request: tokens seen, hidden state after them
 
@@ -50,7 +46,7 @@ class HeadDrafter(Drafter):
             return [[] for _ in asks]
         hidden = torch.stack([self._states[ask.request_id][1] for ask in known])
         longest = max(ask.draft_len for ask in known)
-        chains = self._chains(hidden, [ask.tokens[-1] for ask in known], longest, self._sure, self._hopeful)
+        chains = self._chains(hidden, [ask.tokens[-1] for ask in known], longest, self._sure, hopeful(self._sure))
         drafts = dict(zip([ask.request_id for ask in known], chains, strict=True))
         return [drafts.get(ask.request_id, [])[: ask.draft_len] for ask in asks]
 
@@ -59,7 +55,7 @@ class HeadDrafter(Drafter):
             self._states[request_id] = len(tokens), hidden.clone()  # one row: the tensor behind it is the whole step's
 
     def price(self, least: float) -> None:
-        self._sure, self._hopeful = least, least * HOPEFUL / SURE
+        self._sure = least
 
     def rehearse(self, batch: int, draft_len: int) -> None:
         self._chains(self._hidden.expand(batch, -1), [0] * batch, draft_len, sure=0.0, hopeful=0.0)
