@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.worker.harness import Driver, Tiny
+from tests.worker.test_drafters import head_drafter
 from worker_service.engine.drafting.drafter import Ask, Drafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.types import Admission, Finish, Limits, Run, Sampling, Skip, StepResult
@@ -229,7 +230,7 @@ def test_ngram_drafts_of_a_request_do_not_come_from_another_nor_from_tokens_forg
 def test_warm_up_verifies_as_many_drafts_as_are_asked_for_however_unsure_the_drafter_is(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, drafted = tiny.engine(blocks=64, drafter=NgramDrafter(least=1.1)), []
+    engine, drafted = tiny.engine(blocks=200, drafter=head_drafter(tiny, sure=1.1)), []
     step = engine.step
 
     def noted(*arguments: Any) -> StepResult:
@@ -239,7 +240,7 @@ def test_warm_up_verifies_as_many_drafts_as_are_asked_for_however_unsure_the_dra
 
     monkeypatch.setattr(engine, "step", noted)
     measure(engine, slots=4)
-    assert drafted.count(4 * 4) == 4  # once to warm up, and three times that are timed
+    assert drafted.count(4 * 4) == 6  # three that warm up, and three that are timed
 
 
 def test_warm_up_measures_all_costs_and_leaves_nothing(tiny: Tiny) -> None:
