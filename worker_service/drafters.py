@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from protos.tls import Tls
 from worker_service.draft_post import LinkPost
-from worker_service.engine.cut import own_layers
 from worker_service.engine.drafting.drafter import SURE, Drafter, FirstOf, NoDrafter
 from worker_service.engine.drafting.eagle import EagleHead, load_eagle
 from worker_service.engine.drafting.eagle_drafter import EagleDrafter
@@ -48,8 +47,7 @@ def make_drafter(
     """`none`, `ngram`, `default`, the directory of a head, ours or EAGLE-3, or of a causal LM, or `remote:HOST:PORT`,
     also several with commas. Raises ModelError.
 
-    `default`: the head that comes with LAPS-SD where there is one for this target and this process has the states that
-    it reads, else `ngram`. `blocks` of
+    `default`: the head that comes with LAPS-SD where there is one for this target, else `ngram`. `blocks` of
     `block_tokens` are the KV memory of a drafter that needs any; a causal LM's `attention` is of that kind.
     """
     if name.startswith(REMOTE):
@@ -58,9 +56,10 @@ def make_drafter(
         return NoDrafter()
     if name == "ngram":
         return NgramDrafter()
-    folder = drafter_folder(name, target.name)
-    if name == "default" and not _reads(folder, target):
-        return NgramDrafter()
+    if name == "default":
+        folder = _BUNDLED / target.name
+        return _head(folder, target) if (folder / CONFIG).is_file() else NgramDrafter()
+    folder = at_home(name)
     if (folder / CONFIG).is_file():
         return _head(folder, target)
     if not folder.is_dir():
@@ -68,17 +67,6 @@ def make_drafter(
     if is_eagle(folder):
         return _eagle(folder, target, blocks, block_tokens)
     return _model(folder, target, blocks, block_tokens, attention)
-
-
-def drafter_folder(name: str, target: str) -> Path:
-    """Where a drafter's files are, if it has any, on a worker that serves the model named `target`."""
-    return _BUNDLED / target if name == "default" else at_home(name)
-
-
-def _reads(folder: Path, target: LoadedModel) -> bool:
-    """Whether there is a head in `folder`, and the target's states that it reads are in this process."""
-    whole = len(own_layers(target.model)) == text_config(target.model.config).num_hidden_layers
-    return (folder / CONFIG).is_file() or (is_eagle(folder) and whole)
 
 
 def _head(folder: Path, target: LoadedModel) -> Drafter:

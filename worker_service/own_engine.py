@@ -9,7 +9,7 @@ import torch
 from protos.serving import configure_logs, first_of
 from worker_service.capacity import NO_DRAFTER, check_kv_tokens, check_memory, drafter_memory, read_config, summary
 from worker_service.config import Settings
-from worker_service.drafters import Caller, drafter_folder, make_drafter
+from worker_service.drafters import Caller, make_drafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.parallel import Group, ParallelError, Ranks, SharedTarget
 from worker_service.engine.ragged import problem
@@ -17,8 +17,8 @@ from worker_service.engine.self_check import check, own_logits
 from worker_service.engine.stages import Stage
 from worker_service.engine.target import Sharers
 from worker_service.engine.warm_up import WARM_UP_TOKENS
-from worker_service.identity import fingerprint, model_name
-from worker_service.model_files import ModelError, TooLittleMemoryError, check_directory
+from worker_service.identity import fingerprint
+from worker_service.model_files import ModelError, TooLittleMemoryError, at_home, check_directory
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load, load_light
 from worker_service.pace import Pace, PacedRunner
 from worker_service.probes import make_probe
@@ -81,8 +81,7 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
     if settings.attention == "graphs" and (device.type != "cuda" or ranks.size > 1):
         raise ModelError("attention: graphs are of a model that is whole on one GPU")
     least = by_device(settings, device, ranks.size * place.size)  # what more there is room for shows later
-    # Over stages `default` is lookups at most.
-    drafts = place.number == 0 and ranks.leads and not (place.size > 1 and settings.drafter == "default")
+    drafts = place.number == 0 and ranks.leads
     check_memory(
         folder,
         device,
@@ -92,7 +91,7 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
         shares=1 if place.size > 1 else ranks.size,
         place=place,
         weights=settings.weights,
-        drafter=drafter_memory(drafter_folder(settings.drafter, model_name(folder)), dtype) if drafts else NO_DRAFTER,
+        drafter=drafter_memory(at_home(settings.drafter), dtype) if drafts else NO_DRAFTER,
     )
     if place.size > 1:
         return load(str(folder), str(device), settings.dtype, place=place)

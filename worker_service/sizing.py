@@ -5,12 +5,12 @@ import gc
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from worker_service.capacity import check_kv_tokens, drafter_memory, free_bytes, summary
 from worker_service.config import Settings
-from worker_service.drafters import drafter_folder
 from worker_service.engine.graphs import KEPT, MOST_EACH, MOST_TOKENS
 from worker_service.engine.hooks import HOOKS, LogitsContext
 from worker_service.engine.kv import KV, BlockPool
@@ -37,7 +37,7 @@ def sized(settings: Settings, model: LoadedModel) -> Settings:
     """The settings with `kv_tokens` and, unless they are said, `host_kv_tokens`, at most half of the host's memory, and
     `slots` and `max_prefill`, the largest whose step is no burden. Raises ModelError where not one request fits, or the
     engine cannot compute what the model does."""
-    drafter = drafter_memory(drafter_folder(settings.drafter, model.name), model.dtype)
+    drafter = drafter_memory(Path(settings.drafter).expanduser(), model.dtype)
     a_token = _kv_bytes(model)
     try:
         settings, taken = _largest_step(settings, model)

@@ -16,12 +16,11 @@ from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
 from worker_service.drafters import eagle_drafter, make_drafter
 from worker_service.engine import native
-from worker_service.engine.drafting.drafter import Ask, Drafter, NoDrafter
+from worker_service.engine.drafting.drafter import Ask, NoDrafter
 from worker_service.engine.drafting.eagle import load_eagle, parse_config
 from worker_service.engine.drafting.eagle_drafter import EagleDrafter
 from worker_service.engine.drafting.eagle_layer import NativeEagleLayer, TorchEagleLayer
-from worker_service.engine.drafting.ngram import NgramDrafter
-from worker_service.engine.types import Limits, Place, Run, Sampling
+from worker_service.engine.types import Limits, Run, Sampling
 from worker_service.engine.warm_up import measure
 from worker_service.model_files import ModelError
 from worker_service.models import LoadedModel, load
@@ -242,19 +241,6 @@ def test_where_drafts_are_dear_those_that_are_likely_wrong_are_left_out(
         return sum(row.drafted for row in driver.rows)
 
     assert drafted(0.0) > drafted(0.2) >= drafted(1.1) == 0
-
-
-def test_a_head_that_comes_with_the_service_is_the_default_where_all_layers_are_in_this_process(
-    tiny: Tiny, target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker_service.drafters._BUNDLED", tmp_path)
-    make_eagle(tmp_path / target.name, tiny.model)
-
-    def drafter(target: LoadedModel) -> Drafter:
-        return make_drafter("default", target, blocks=10, block_tokens=16)
-
-    assert drafter(target).layers == (0, 1, 2)
-    assert isinstance(drafter(load(str(tiny.folder), "cpu", "float32", place=Place(0, 2))), NgramDrafter)
 
 
 FIELDS: list[tuple[dict[str, Any], str]] = [

@@ -18,7 +18,7 @@ LEAST_ERROR = 0.02  # that counts as usual, as a share of what was expected
 TELL_STEPS = 32  # others are told at most once in so many steps
 TELL_CHANGE = 0.1  # and only if a coefficient has changed by this share since they were told
 _LEAST_S = 1e-6
-_LEAST_PRICE, _MOST_PRICE = 0.1, 0.6  # of a draft: what it costs is not known well enough to ask for less, or for more
+_LEAST_PRICE, _MOST_PRICE = 0.1, 0.9  # of a draft: what it costs is not known well enough to ask for less, or for more
 
 
 class CostModel:
