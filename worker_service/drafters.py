@@ -114,8 +114,9 @@ def eagle_drafter(
 
 
 def with_lookup(drafter: Drafter) -> Drafter:
-    """`drafter` behind a lookup of n-grams: where tokens repeat, what followed them is a better guess, and free."""
-    return FirstOf(NgramDrafter(shortest=2, least=SURE), drafter)
+    """`drafter` behind a lookup of n-grams: where tokens repeat, what followed them is a better guess, and free. What
+    followed a single token before is a guess where `drafter` has none."""
+    return FirstOf(NgramDrafter(shortest=2, least=SURE), drafter, NgramDrafter(longest=1, least=SURE))
 
 
 def _remote(addresses: str, target: LoadedModel, caller: Caller) -> Drafter:
@@ -129,7 +130,7 @@ def _remote(addresses: str, target: LoadedModel, caller: Caller) -> Drafter:
             "vocabulary": vocabulary_digest(target.tokenizer),
         }
     )
-    return FirstOf(with_lookup(Shielded(RemoteDrafter(post, os.urandom(32)))), NgramDrafter())
+    return with_lookup(Shielded(RemoteDrafter(post, os.urandom(32))))
 
 
 def _model(folder: Path, target: LoadedModel, blocks: int, block_tokens: int, attention: str) -> Drafter:

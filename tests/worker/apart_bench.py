@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tests.worker.attached import NOBODY, attached, process
 from worker_service.drafters import with_lookup
-from worker_service.engine.drafting.drafter import Ask, Drafter, FirstOf, NoDrafter, Verified
+from worker_service.engine.drafting.drafter import Ask, Drafter, NoDrafter, Verified
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.drafting.remote_drafter import RemoteDrafter
 from worker_service.engine.engine import Engine
@@ -161,7 +161,7 @@ def main() -> None:
             once(NgramDrafter())
             before, figures = once(NgramDrafter()), []
             for _ in range(asked.repetitions):
-                ran = once(FirstOf(with_lookup(remote), NgramDrafter()))
+                ran = once(with_lookup(remote))
                 after = once(NgramDrafter())
                 lookup = [mean(pair) for pair in zip(before[:3], after[:3], strict=True)]
                 figures.append((*(ran[i] / lookup[i] for i in range(3)), ran.longest, ran.waited))

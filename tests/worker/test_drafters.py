@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from tests.tiny_model import make_tiny_model
 from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
-from worker_service.drafters import make_drafter, vocabulary_digest
+from worker_service.drafters import make_drafter, vocabulary_digest, with_lookup
 from worker_service.engine import native
 from worker_service.engine.drafting.chain import NativeChain, TorchChain
 from worker_service.engine.drafting.drafter import Ask, Drafter, FirstOf, NoDrafter, Verified, hopeful
@@ -355,6 +355,33 @@ def test_warm_up_sees_what_a_draft_costs_though_lookups_hit(tiny: Tiny) -> None:
     free, dear = (measure(tiny.engine(blocks=64, drafter=drafter), slots=4).draft_s for drafter in (lookup, both))
     assert Slow.steps > 0
     assert dear > free
+
+
+class Guesses(NoDrafter):
+    """The same for everybody."""
+
+    def __init__(self, *guesses: int) -> None:
+        self._guesses = guesses
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        return [list(self._guesses) for _ in asks]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "guesses", "expected"),
+    [
+        ([7, 8, 9, 5, 7, 8], (1,), [9, 5]),  # two tokens match
+        ([8, 9, 5, 7, 8], (1,), [1]),  # one
+        ([8, 9, 5, 7, 8], (), [9, 5]),
+    ],
+    ids=["two tokens match", "one matches", "one matches, and there is no guess"],
+)
+def test_what_followed_two_tokens_goes_before_a_drafters_guess_and_what_followed_one_after(
+    tokens: list[int], guesses: tuple[int, ...], expected: list[int]
+) -> None:
+    drafter = with_lookup(Guesses(*guesses))
+    drafter.price(0.1)
+    assert [drafts[:2] for drafts in drafter.propose([Ask("a", tokens, 4)])] == [expected]
 
 
 def test_a_lookup_reads_a_long_text_from_its_end_on_step_by_step() -> None:
