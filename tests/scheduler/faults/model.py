@@ -64,6 +64,9 @@ class CountingEngine:
     def _free_host_blocks(self) -> int:
         return self.host_blocks - sum(r.saved.blocks for r in self.requests.values() if r.saved)
 
+    def price_drafts(self, least: float) -> None:
+        """What it drafts is drawn."""
+
     def admit(self, admission: Admission) -> None:
         name, tokens, limits = admission.request_id, admission.tokens, admission.limits
         prompt, output = tokens[: admission.prompt_len], list(tokens[admission.prompt_len :])
@@ -199,7 +202,7 @@ class VirtualRunner(Runner):
 class _FixedCosts:
     """In place of the cost model: nothing is learned."""
 
-    profile = COST
+    profile, draft_price = COST, 0.3
 
     def observe(self, result: StepResult) -> None:
         return
