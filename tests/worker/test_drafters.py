@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from tests.tiny_model import make_tiny_model
 from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
-from worker_service.drafters import make_drafter, vocabulary_digest, with_lookup
+from worker_service.drafters import make_drafter, vocabulary_digest
 from worker_service.engine import native
 from worker_service.engine.drafting.chain import NativeChain, TorchChain
 from worker_service.engine.drafting.drafter import Ask, Drafter, FirstOf, NoDrafter, Verified, hopeful
@@ -355,56 +355,6 @@ def test_warm_up_sees_what_a_draft_costs_though_lookups_hit(tiny: Tiny) -> None:
     free, dear = (measure(tiny.engine(blocks=64, drafter=drafter), slots=4).draft_s for drafter in (lookup, both))
     assert Slow.steps > 0
     assert dear > free
-
-
-class Guesses(NoDrafter):
-    """The same for everybody."""
-
-    def __init__(self, *guesses: int) -> None:
-        self._guesses = guesses
-
-    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        return [list(self._guesses) for _ in asks]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "guesses", "expected"),
-    [
-        ([7, 8, 9, 5, 7, 8], (1,), [9, 5]),  # two tokens match
-        ([8, 9, 5, 7, 8], (1,), [1]),  # one
-        ([8, 9, 5, 7, 8], (), [9, 5]),
-    ],
-    ids=["two tokens match", "one matches", "one matches, and there is no guess"],
-)
-def test_what_followed_two_tokens_goes_before_a_drafters_guess_and_what_followed_one_after(
-    tokens: list[int], guesses: tuple[int, ...], expected: list[int]
-) -> None:
-    drafter = with_lookup(Guesses(*guesses))
-    drafter.price(0.1)
-    assert [drafts[:2] for drafts in drafter.propose([Ask("a", tokens, 4)])] == [expected]
-
-
-def test_a_lookup_reads_a_long_text_from_its_end_on_step_by_step() -> None:
-    """To read all of it at first sight would hold up everybody's step."""
-
-    def drafts(drafter: NgramDrafter, text: Sequence[int], name: str = "a") -> list[int]:
-        (proposed,) = drafter.propose([Ask(name, text, 2)])
-        return proposed
-
-    def lookup() -> NgramDrafter:
-        return NgramDrafter(longest=3, shortest=2)
-
-    near, far, drafter = [1, 2, 3, *range(100, 16_000)], [1, 2, 3, *range(100, 40_000)], lookup()
-    assert drafts(drafter, [*near, 1, 2]) == [3, 100]
-    assert drafts(drafter, [*near, 1, 2, *range(50_000, 60_000), 2, 3]) == [100, 101]  # what it knows it keeps
-    assert drafts(lookup(), [*far, 39_997, 39_998]) == [39_999, 39_997]
-    later = lookup()
-    assert [drafts(later, [*far, 1, 2]) for _ in range(13)] == [*[[]] * 11, *[[3, 100]] * 2]
-    assert drafts(later, [*far, 1, 2, 1, 2]) == [1, 2]  # the newest counts, whenever it was read
-    twice = [*range(20_000), 303, 304, 7, 8, *range(50_000, 70_000), 303, 304]
-    assert [drafts(later, twice, "b") for _ in range(13)] == [[], *[[7, 8]] * 12]
-    both, asks = lookup(), [Ask(name, [*far, 1, 2], 2) for name in "cd"]
-    assert [both.propose(asks) for _ in range(24)][-2:] == [[[3, 100], []], [[3, 100], [3, 100]]]
 
 
 @pytest.mark.parametrize("kind", ["head", "n-grams, then head"])

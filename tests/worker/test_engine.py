@@ -9,8 +9,6 @@ import torch
 
 from tests.worker.harness import Driver, Tiny
 from tests.worker.test_drafters import head_drafter
-from worker_service.engine.drafting.drafter import Ask, Drafter
-from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.types import Admission, Finish, Limits, Run, Sampling, Skip, StepResult
 from worker_service.engine.warm_up import measure
 
@@ -187,44 +185,6 @@ def test_a_bad_request_fails_alone(tiny: Tiny, tokens: list[int], prompt_len: in
     assert rows["bad"].finish is Finish.ERROR
     assert problem in rows["bad"].error
     assert rows["good"].tokens
-
-
-def propose(drafter: Drafter, tokens: list[int], draft_len: int, request_id: str = "a") -> list[int]:
-    return drafter.propose([Ask(request_id, tokens, draft_len)])[0]
-
-
-def test_ngram_drafts_follow_the_most_recent_longest_match() -> None:
-    drafter = NgramDrafter()
-    assert propose(drafter, [1, 2, 3, 9, 1, 2, 3, 8, 7, 2, 3], 2) == [8, 7]
-    assert propose(drafter, [1, 2, 3, 9, 1, 2, 3, 8, 7, 2, 3, 55], 2) == []
-    assert propose(NgramDrafter(), [1, 2, 3, 9, 5, 2, 3, 8, 1, 2, 3], 1) == [9]  # of three tokens, before two
-
-
-def test_ngram_drafts_go_on_repeating_past_the_end() -> None:
-    assert propose(NgramDrafter(), [9, 1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
-
-
-def test_the_dearer_drafts_are_the_more_tokens_must_match_for_each_of_an_ngram() -> None:
-    text = [*range(1, 20), 50]
-
-    def drafts(least: float) -> list[int]:
-        """How many of at most 9, by the number of tokens that match."""
-        drafter = NgramDrafter(longest=6)
-        drafter.price(least)
-        return [len(propose(drafter, [*text, *range(9 - n, 9)], 9, f"{n}")) for n in range(1, 8)]
-
-    assert drafts(0.0) == [9] * 7
-    assert drafts(0.3) == [0, 2, 3, 4, 5, 9, 9]
-    assert drafts(0.6) == [0, 0, 1, 1, 2, 6, 6]
-    assert drafts(1.0) == [0] * 7
-
-
-def test_ngram_drafts_of_a_request_do_not_come_from_another_nor_from_tokens_forgotten() -> None:
-    drafter = NgramDrafter()
-    assert propose(drafter, [1, 2, 3, 1], 1) == [2]
-    assert propose(drafter, [3, 1], 1, request_id="b") == []
-    drafter.forget("a")
-    assert propose(drafter, [3, 1], 1) == []
 
 
 def test_warm_up_verifies_as_many_drafts_as_are_asked_for_however_unsure_the_drafter_is(
