@@ -5,7 +5,7 @@ kernels. Between its layers nothing is rounded to bfloat16.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -48,6 +48,12 @@ class Decoder(ctypes.Structure):
         ("norm", ctypes.c_void_p),
         ("layer", ctypes.POINTER(Layer)),
     ]
+
+
+def decode_kernel(dtype: torch.dtype) -> Callable[..., None]:
+    """`decode` of kernels/kernels.cpp: a pass through the layers of a `Decoder` with weights of this type."""
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    return native.function("decode", dtype, pointer, pointer, integer, pointer, integer, *[pointer] * 5)
 
 
 class NativeDecoder:
@@ -105,8 +111,7 @@ class NativeDecoder:
         self._sizes = config.hidden_size, config.intermediate_size, window
         self._numbers = scale, config.rms_norm_eps
         self.expose(())
-        pointer, integer = ctypes.c_void_p, ctypes.c_int
-        self._kernel = native.function("decode", dtype, pointer, pointer, integer, pointer, integer, *[pointer] * 5)
+        self._kernel = decode_kernel(dtype)
         self._dtype = dtype
 
     def _keep(self, tensor: torch.Tensor) -> int:

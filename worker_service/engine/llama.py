@@ -39,7 +39,8 @@ class LlamaConfig:
 
 
 def plain_config(said: Mapping[str, Any]) -> LlamaConfig | None:
-    """What a config.json says, by the rules of transformers. None: something is missing, or positions are scaled."""
+    """The configuration in the fields of a config.json, by the rules of transformers. None: a field is missing or is no
+    number, or positions are scaled."""
     rope = said.get("rope_parameters") or {"rope_theta": said.get("rope_theta"), "rope_type": "default"}
     heads = said.get("num_attention_heads")
     if not isinstance(rope, dict) or set(rope) != _ROPE or rope["rope_type"] != "default":

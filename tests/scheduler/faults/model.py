@@ -65,7 +65,7 @@ class CountingEngine:
         return self.host_blocks - sum(r.saved.blocks for r in self.requests.values() if r.saved)
 
     def price_drafts(self, least: float) -> None:
-        """What it drafts is drawn."""
+        """Its drafts are drawn, whatever they cost."""
 
     def admit(self, admission: Admission) -> None:
         name, tokens, limits = admission.request_id, admission.tokens, admission.limits

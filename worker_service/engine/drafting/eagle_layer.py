@@ -10,20 +10,21 @@ import torch
 
 from worker_service.engine import native
 from worker_service.engine.attention import NativeAttention, PagedAttention, QueryRange
-from worker_service.engine.decoder import Decoder, Layer
+from worker_service.engine.decoder import Decoder, Layer, decode_kernel
 from worker_service.engine.drafting.eagle import EagleHead
 from worker_service.engine.packed import PackedLinear
 from worker_service.engine.probe import Options
 
-Numbers = Sequence[Sequence[int]]
-
 
 class EagleLayer(Protocol):
-    def begin(self, ranges: Sequence[QueryRange], numbers: Numbers) -> list[torch.Tensor]:
-        """The entries that the next call makes are these; `numbers` come back as tensors on the device."""
+    """Used in pairs: `begin` says which entries of KV the call after it makes."""
+
+    def begin(self, ranges: Sequence[QueryRange], numbers: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """The next call makes the entries `ranges`. `numbers`, any, come back as tensors on the device."""
 
     def __call__(self, hidden: torch.Tensor, embeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """What the head knows, float32 [n, hidden], as `EagleHead.forward` makes it of these."""
+        """The head's states after n tokens, float32 [n, hidden size]. `hidden` [n, hidden size], `embeds` [n, hidden
+        size] and `positions` [n] are as for `EagleHead.forward`."""
 
 
 class TorchEagleLayer:
@@ -83,9 +84,7 @@ class NativeEagleLayer:
             None,
             ctypes.pointer(self._layer),
         )
-        pointer, integer = ctypes.c_void_p, ctypes.c_int
-        arguments = pointer, pointer, integer, pointer, integer, *[pointer] * 5
-        self._kernel = native.function("decode", attention.dtype, *arguments)
+        self._kernel = decode_kernel(attention.dtype)
         self.begin = attention.begin
 
     def __call__(self, hidden: torch.Tensor, embeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -19,9 +19,9 @@ void attention_alone(const Shape& shape, const QueryRange* ranges, int count, co
 }  // namespace
 
 // For each type of weights T: one layer's attention in a pass (`query`, `key`, `value`, `out` are [T][heads][dim];
-// `keys` and `values` the layer's blocks; the last four are Options); a pass
-// through all layers (`x`: embeddings [T][hidden], overwritten; `cosine`, `sine`: [T][dim]; `hidden`: the result, after
-// the last norm; `beside`: null, or what some layers read, too); chains of drafts; and a product with packed weights, summed in float32.
+// `keys` and `values` the layer's blocks; the last four are Options); a pass through all layers (`x`: embeddings
+// [T][hidden], overwritten; `cosine`, `sine`: [T][dim]; `hidden`: the result, after the last norm; `beside`: null, or
+// what some layers read, too); chains of drafts; and a product with packed weights, summed in float32.
 #define FOR_TYPE(NAME, T)                                                                                              \
     void attention_##NAME(const Shape* shape, const QueryRange* ranges, int count, const int32_t* tables,              \
                           const T* query, const T* key, const T* value, T* keys, T* values, T* out, float scale,       \
