@@ -12,20 +12,26 @@ namespace {
 constexpr int MOST_ROWS = REGISTERS == 16 ? 6 : 8;  // at a time: each weight is read once for all of them
 constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
 
-// sum[ROWS][VECTORS] += a * some columns of a panel of whole weights.
-template <int ROWS, int VECTORS>
-void whole(const float* a, const float* weight, int k, Floats (&sum)[ROWS][VECTORS], int64_t ahead) {
-    for (int begin = 0; begin < k; begin += CHUNK) {
-        Floats part[ROWS][VECTORS] = {};
-        multiply_add(a + begin, k, weight + int64_t(begin) * PANEL, PANEL, std::min(CHUNK, k - begin), part, ahead);
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECTORS; v++) sum[r][v] += part[r][v];
-    }
+// sum[GROUPS][ROWS][VECTORS] += a * a panel of whole weights, whose columns are in so many groups. All groups are summed
+// over a part of k before the next part is read: so weights come from memory in the order in which they lie there.
+template <int GROUPS, int ROWS, int VECTORS>
+void whole(const float* a, const float* weight, int k, Floats (&sum)[GROUPS][ROWS][VECTORS], int64_t ahead) {
+    for (int begin = 0; begin < k; begin += CHUNK)
+        for (int g = 0; g < GROUPS; g++) {
+            Floats part[ROWS][VECTORS] = {};
+            multiply_add(a + begin, k, weight + int64_t(begin) * PANEL + g * VECTORS * LANES, PANEL,
+                         std::min(CHUNK, k - begin), part, ahead);
+            for (int r = 0; r < ROWS; r++)
+                for (int v = 0; v < VECTORS; v++) sum[g][r][v] += part[r][v];
+        }
 }
 
-template <int ROWS, int VECTORS>
-void whole(const BFloat16* a, const BFloat16* weight, int k, Floats (&sum)[ROWS][VECTORS], int64_t ahead) {
-    multiply_add(a, k, weight, 2 * PANEL, k, sum, ahead);
+template <int GROUPS, int ROWS, int VECTORS>
+void whole(const BFloat16* a, const BFloat16* weight, int k, Floats (&sum)[GROUPS][ROWS][VECTORS], int64_t ahead) {
+    for (int begin = 0, part = GROUPS > 1 ? CHUNK : k; begin < k; begin += part)
+        for (int g = 0; g < GROUPS; g++)
+            multiply_add(a + begin, k, weight + int64_t(begin) * PANEL + 2 * g * VECTORS * LANES, 2 * PANEL,
+                         std::min(part, k - begin), sum[g], ahead);
 }
 
 template <int BITS, int ROWS, int VECTORS>
@@ -58,23 +64,22 @@ struct Start {
 template <int ROWS, typename T>
 void rows_times_panel(const T* a, const Fixed& fixed, int first, const Matrix& weight, int p, const Start& start,
                       float* out, int n, int k) {
-    constexpr int VECTORS = at_once(ROWS, PANEL / LANES), COLUMNS = VECTORS * LANES;
+    constexpr int VECTORS = at_once(ROWS, PANEL / LANES), COLUMNS = VECTORS * LANES, GROUPS = PANEL / COLUMNS;
     a += int64_t(first) * k;
     out += int64_t(first) * n;
     const Fixed own = {fixed.numbers + int64_t(first) * k, fixed.scales + first, fixed.sums + int64_t(first) * k / GRAIN};
-    for (int c = 0; c < PANEL; c += COLUMNS, out += COLUMNS) {
-        Floats sum[ROWS][VECTORS];
+    Floats sum[GROUPS][ROWS][VECTORS];
+    for (int g = 0; g < GROUPS; g++)
         for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECTORS; v++) sum[r][v] = start(first + r, c + v * LANES);
-        if (weight.bits == 8)
-            few_bits<8>(a, own, weight, p, c, k, sum);
-        else if (weight.bits == 4)
-            few_bits<4>(a, own, weight, p, c, k, sum);
-        else  // The next panel of this thread, as far as one can tell, is wanted soon.
-            whole(a, (const T*)weight.numbers + int64_t(p) * PANEL * k + c * STEP<T>, k, sum,
-                  int64_t(omp_get_num_threads()) * PANEL * k);
-        for (int r = 0; r < ROWS; r++) std::memcpy(out + int64_t(r) * n, sum[r], sizeof sum[r]);
-    }
+            for (int v = 0; v < VECTORS; v++) sum[g][r][v] = start(first + r, g * COLUMNS + v * LANES);
+    if (weight.bits == 8)
+        for (int g = 0; g < GROUPS; g++) few_bits<8>(a, own, weight, p, g * COLUMNS, k, sum[g]);
+    else if (weight.bits == 4)
+        for (int g = 0; g < GROUPS; g++) few_bits<4>(a, own, weight, p, g * COLUMNS, k, sum[g]);
+    else  // The next panel of this thread, as far as one can tell, is wanted soon.
+        whole(a, (const T*)weight.numbers + int64_t(p) * PANEL * k, k, sum, int64_t(omp_get_num_threads()) * PANEL * k);
+    for (int g = 0; g < GROUPS; g++)
+        for (int r = 0; r < ROWS; r++) std::memcpy(out + int64_t(r) * n + g * COLUMNS, sum[g][r], sizeof sum[g][r]);
 }
 
 // out[rows][n] = a[rows][k] * weights^T + bias, or the product added to `out`. The weights' rows are those of all `parts`
