@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from protos.tls import Tls
 from worker_service.draft_post import LinkPost
-from worker_service.engine.drafting.drafter import SURE, Drafter, FirstOf, NoDrafter
+from worker_service.engine.drafting.drafter import USUAL, Drafter, FirstOf, NoDrafter, Price
 from worker_service.engine.drafting.eagle import EagleHead, load_eagle
 from worker_service.engine.drafting.eagle_drafter import EagleDrafter
 from worker_service.engine.drafting.head import CONFIG, load_head
@@ -18,6 +18,7 @@ from worker_service.engine.drafting.model import ModelDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.drafting.remote_drafter import RemoteDrafter
 from worker_service.engine.drafting.shielded import Shielded
+from worker_service.engine.drafting.sparing import Sparing
 from worker_service.engine.shape import text_config
 from worker_service.model_files import ModelError, at_home, is_eagle
 from worker_service.models import LoadedModel, load
@@ -89,9 +90,10 @@ def _eagle(folder: Path, target: LoadedModel, blocks: int, block_tokens: int) ->
 
 
 def eagle_drafter(
-    head: EagleHead, target: LoadedModel, *, blocks: int, block_tokens: int, **options: float
+    head: EagleHead, target: LoadedModel, *, blocks: int, block_tokens: int, **options: Price
 ) -> EagleDrafter:
-    """The head on this target. `options`: how sure it must be. Raises ValueError where they do not fit together."""
+    """The head on this target. `options`: the price of its drafts, until another is told. Raises ValueError where
+    they do not fit together."""
     config, text = head.config, text_config(target.model.config)
     same = config.layer.vocab_size == text.vocab_size
     if not same or config.vocabulary not in (None, vocabulary_digest(target.tokenizer)):
@@ -116,7 +118,9 @@ def eagle_drafter(
 def with_lookup(drafter: Drafter) -> Drafter:
     """`drafter` behind a lookup of n-grams: where tokens repeat, what followed them is a better guess, and free. What
     followed a single token before is a guess where `drafter` has none."""
-    return FirstOf(NgramDrafter(shortest=2, least=SURE), drafter, NgramDrafter(longest=1, least=SURE))
+    return FirstOf(
+        NgramDrafter(shortest=2, least=USUAL.least), Sparing(drafter), NgramDrafter(longest=1, least=USUAL.least)
+    )
 
 
 def _remote(addresses: str, target: LoadedModel, caller: Caller) -> Drafter:

@@ -138,6 +138,7 @@ class Runner:
             self._engine.bind_thread(self._threads)
             measured = self._measure()
             self._costs = CostModel(measured)
+            self._engine.weigh_drafts(self._costs.passes)
             self.warmed.set_result(measured)
             self._run()
         except BaseException as error:
@@ -176,7 +177,6 @@ class Runner:
         session.exhausted = not result.ran
         other_s = took_s - result.draft_s - result.verify_s - result.wait_s
         cost = self._costs.observe(result)
-        self._engine.price_drafts(self._costs.draft_price)
         seconds = Seconds(result.draft_s, result.verify_s, other_s, step.idle_s, result.wait_s)
         self.tally.add(result, seconds)
         last = Report(session.step, step.command.seq, result.free_blocks, seconds=seconds, cost=cost)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from worker_service.engine import native
-from worker_service.engine.drafting.drafter import Drafter, NoDrafter
+from worker_service.engine.drafting.drafter import ALL, Drafter, NoDrafter
 from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig
 from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.model import ModelDrafter
@@ -111,7 +111,7 @@ def _drafters(device: torch.device, dtype: torch.dtype) -> dict[str, Drafter]:
     return {
         "none": NoDrafter(),
         "ngram": NgramDrafter(),
-        "head": HeadDrafter(head, embeddings.get_input_embeddings().weight, rows, sure=0.0),
+        "head": HeadDrafter(head, embeddings.get_input_embeddings().weight, rows, price=ALL),
         "the model itself": ModelDrafter(model_on(device, dtype), context_tokens=_CONTEXT, blocks=256, block_tokens=16),
     }
 

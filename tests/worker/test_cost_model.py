@@ -111,16 +111,3 @@ def test_a_round_that_got_nowhere_teaches_nothing() -> None:
     for _ in range(2 * TELL_STEPS):
         assert model.observe(StepResult((), 9, 0.0, 5.0, 5.0)) is None
     assert model.profile == MEASURED
-
-
-def test_a_draft_is_as_dear_as_the_tokens_that_all_would_get_while_it_is_verified() -> None:
-    def price(verify_token_s: float, tokens: int) -> float:
-        model = CostModel(replace(MEASURED, verify_token_s=verify_token_s))
-        for result in rounds(model.profile, 4 * TELL_STEPS):
-            model.observe(replace(result, rows=tuple(replace(row, tokens=(1,) * tokens) for row in result.rows)))
-        return model.draft_price
-
-    free, cheap, dear = (price(verify_token_s, 2) for verify_token_s in (0.0, 0.001, 0.002))
-    assert 0 < free < cheap < dear
-    assert price(0.001, 4) == pytest.approx(2 * cheap, rel=0.01)
-    assert price(1.0, 2) < 1  # what was measured may be wrong: what is all but certain is always drafted

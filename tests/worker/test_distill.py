@@ -26,7 +26,7 @@ from worker_service.distill.evaluate import measure
 from worker_service.distill.train import Features, Trainer, batches, draft_vocabulary, initialise, last_states, train
 from worker_service.distill.work import _train
 from worker_service.drafters import make_drafter
-from worker_service.engine.drafting.drafter import NoDrafter
+from worker_service.engine.drafting.drafter import ALL, NoDrafter
 from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig
 from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
@@ -261,13 +261,13 @@ def test_a_head_learns_and_its_figures_are_those_of_the_engine(
         return features.of(index[sample.id], len(sample.prompt) - 1).float()
 
     with torch.inference_mode():
-        figures = measure(HeadDrafter(head, table, table, sure=0.0), greedy, hidden)["chat"]
+        figures = measure(HeadDrafter(head, table, table, price=ALL), greedy, hidden)["chat"]
         ngram = measure(NgramDrafter(), greedy, hidden)["all"]
     assert figures.per_drafted(1) > 0.3
     assert figures.per_round(3) > ngram.per_round(3)
     assert figures.by_position == sorted(figures.by_position, reverse=True)
 
-    driver = Driver(tiny.engine(drafter=HeadDrafter(head, table, table, sure=0.0)))
+    driver = Driver(tiny.engine(drafter=HeadDrafter(head, table, table, price=ALL)))
     for sample in greedy:
         driver.admit(sample.id, sample.prompt, Limits(max_tokens=24))
     driver.finish_all(draft_len=lambda n: 3)

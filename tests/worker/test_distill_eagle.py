@@ -20,7 +20,7 @@ from worker_service.distill.eagle import EagleTrainer, _Chains, new_eagle, state
 from worker_service.distill.evaluate import measure
 from worker_service.distill.train import Features, draft_vocabulary, last_states, train
 from worker_service.drafters import eagle_drafter, make_drafter, vocabulary_digest
-from worker_service.engine.drafting.drafter import FirstOf
+from worker_service.engine.drafting.drafter import ALL, FirstOf
 from worker_service.engine.drafting.eagle import EagleHead, load_eagle, save_eagle
 from worker_service.engine.types import Limits
 from worker_service.model_files import is_eagle
@@ -123,7 +123,7 @@ def test_a_head_learns_and_its_figures_are_those_of_the_engine(
     for passes in (0, 8):
         (tmp_path / str(passes)).mkdir()
         head = trained(tiny, samples, tmp_path / str(passes), passes)
-        drafter = eagle_drafter(head, target, blocks=64, block_tokens=16, sure=0.0)
+        drafter = eagle_drafter(head, target, blocks=64, block_tokens=16, price=ALL)
 
         def known(sample: Sample) -> torch.Tensor:
             return torch.tensor((sample.prompt + sample.output)[:-1])

@@ -15,7 +15,7 @@ from tests.worker.test_exactness import TEXTS
 from worker_service.drafters import make_drafter, vocabulary_digest
 from worker_service.engine import native
 from worker_service.engine.drafting.chain import NativeChain, TorchChain
-from worker_service.engine.drafting.drafter import Ask, Drafter, FirstOf, NoDrafter, Verified, hopeful
+from worker_service.engine.drafting.drafter import ALL, Ask, Drafter, FirstOf, NoDrafter, Price, Verified
 from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig, load_head, save_head
 from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.model import ModelDrafter
@@ -45,9 +45,9 @@ def random_head(tiny: Tiny) -> DraftHead:
     return head.requires_grad_(False)
 
 
-def head_drafter(tiny: Tiny, sure: float = 0.0) -> HeadDrafter:
+def head_drafter(tiny: Tiny, price: Price = ALL) -> HeadDrafter:
     tables = tiny.model.get_input_embeddings().weight, tiny.model.get_output_embeddings().weight
-    return HeadDrafter(random_head(tiny), *tables, sure=sure)
+    return HeadDrafter(random_head(tiny), *tables, price=price)
 
 
 def model_drafter(folder: Path, blocks: int = 100, context_tokens: int = 1024) -> ModelDrafter:
@@ -186,8 +186,8 @@ def test_a_head_drafts_from_the_newest_hidden_state_alone(tiny: Tiny) -> None:
 def test_a_head_stops_where_it_is_not_sure(tiny: Tiny) -> None:
     hidden = torch.linspace(-1, 1, tiny.model.config.hidden_size)
     lengths = []
-    for sure in (0.0, 1e-4, 1e-2, 1.1):
-        drafter = head_drafter(tiny, sure)
+    for least in (0.0, 1e-4, 1e-2, 1.1):
+        drafter = head_drafter(tiny, Price(least))
         drafter.verified([Verified("a", [3], hidden)])
         lengths.append(len(drafter.propose([Ask("a", [3], 8)])[0]))
     assert lengths[0] == 8
@@ -196,9 +196,12 @@ def test_a_head_stops_where_it_is_not_sure(tiny: Tiny) -> None:
 
 
 def test_a_head_goes_on_only_where_the_next_draft_may_be_worth_it_too() -> None:
-    assert all(0.6 * hopeful(sure) <= sure < hopeful(sure) for sure in (0.01, 0.1, 0.3, 0.6, 0.9))
-    assert hopeful(0.0) == 0  # all are wanted
-    assert hopeful(0.9) < 0.96  # after a draft that is all but certain there is another one at any price
+    assert [Price(0.3).goes_on([chance]) for chance in (0.49, 0.51)] == [False, True]
+    assert Price(0.9).goes_on([0.96])  # after a draft that is all but certain there is another one at any price
+    assert not Price(0.3, 0.2).goes_on([0.6, 0.1])  # a little more than the price is not worth the time of all
+    assert Price(0.3, 0.2).goes_on([0.8, 0.8])
+    assert ALL.goes_on([0.0])
+    assert not ALL.goes_on([math.nan])
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +276,7 @@ def test_a_head_proposes_nothing_where_its_numbers_are_none(of: str, tiny: Tiny)
     tables = tiny.model.get_input_embeddings().weight, tiny.model.get_output_embeddings().weight
     if of == "head":
         head.join.weight[0, 0] = math.nan
-    drafter = HeadDrafter(head, *tables, sure=0.0)
+    drafter = HeadDrafter(head, *tables, price=ALL)
     state = torch.full((size,), math.nan) if of == "state" else torch.ones(size)
     drafter.verified([Verified("a", [3], state)])
     assert drafter.propose([Ask("a", [3], 8)]) == [[]]
@@ -282,7 +285,7 @@ def test_a_head_proposes_nothing_where_its_numbers_are_none(of: str, tiny: Tiny)
 def test_a_head_keeps_nothing_of_a_round_but_its_row(tiny: Tiny) -> None:
     """A request may wait for long, and the round's hidden states with it."""
     tables = tiny.model.get_input_embeddings().weight, tiny.model.get_output_embeddings().weight
-    drafter = HeadDrafter(random_head(tiny), *tables, sure=0.0)
+    drafter = HeadDrafter(random_head(tiny), *tables, price=ALL)
     round = torch.randn(64, tiny.model.config.hidden_size)
     drafter.verified([Verified("a", [3], round[7])])
     drafts = drafter.propose([Ask("a", [3], 8)])
@@ -360,8 +363,9 @@ def test_warm_up_sees_what_a_draft_costs_though_lookups_hit(tiny: Tiny) -> None:
 @pytest.mark.parametrize("kind", ["head", "n-grams, then head"])
 def test_where_drafts_are_dear_those_that_are_likely_wrong_are_left_out(kind: str, tiny: Tiny, tmp_path: Path) -> None:
     def drafted(least: float) -> int:
-        driver = Driver(tiny.engine(drafter=make(kind, tiny, tmp_path)))
-        driver.engine.price_drafts(least)
+        drafter = make(kind, tiny, tmp_path)
+        driver = Driver(tiny.engine(drafter=drafter))
+        drafter.price(Price(least))
         driver.admit("a", tiny.prompt(TEXTS[0]), Limits(max_tokens=40))
         driver.finish_all()
         return sum(row.drafted for row in driver.rows)
@@ -382,10 +386,16 @@ def test_both_ways_to_compute_a_chain_draft_the_same(batch: int) -> None:
         pytest.skip("no native kernels here")
     state, tokens = torch.randn(batch, 64), list(range(batch))
     with torch.inference_mode():
-        for sure, least in ((0.0, 0.0), (1e-4, 0.0), (0.02, 0.05), (1.1, 1.1)):
-            chains = [
-                kind(head, embeddings, output)(state, tokens, 5, sure, least) for kind in (NativeChain, TorchChain)
-            ]
-            assert chains[0] == chains[1]
-            if sure == least == 0.0:
-                assert [len(drafts) for drafts in chains[0]] == [5] * batch
+        for price in (ALL, Price(1e-4, -1.0), Price(0.02, 0.05), Price(0.001, 0.4), Price(1.1)):
+            native_chain, torch_chain = (
+                [
+                    [*zip(*own, strict=True)] or [(), ()]
+                    for own in kind(head, embeddings, output)(state, tokens, 5, price)
+                ]
+                for kind in (NativeChain, TorchChain)
+            )
+            for (drafts, chances), (expected, reckoned) in zip(native_chain, torch_chain, strict=True):
+                assert drafts == expected
+                assert chances == pytest.approx(reckoned, rel=1e-4)
+            if price is ALL:
+                assert [len(drafts) for drafts, _ in native_chain] == [5] * batch

@@ -16,7 +16,7 @@ from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
 from worker_service.drafters import eagle_drafter, make_drafter
 from worker_service.engine import native
-from worker_service.engine.drafting.drafter import Ask, NoDrafter
+from worker_service.engine.drafting.drafter import ALL, Ask, NoDrafter, Price
 from worker_service.engine.drafting.eagle import load_eagle, parse_config
 from worker_service.engine.drafting.eagle_drafter import EagleDrafter
 from worker_service.engine.drafting.eagle_layer import NativeEagleLayer, TorchEagleLayer
@@ -33,7 +33,7 @@ def target(tiny: Tiny) -> LoadedModel:
 
 def drafter_of(folder: Path, target: LoadedModel, blocks: int = 256) -> EagleDrafter:
     """It proposes all that it is asked for."""
-    return eagle_drafter(load_eagle(folder), target, blocks=blocks, block_tokens=16, sure=0.0)
+    return eagle_drafter(load_eagle(folder), target, blocks=blocks, block_tokens=16, price=ALL)
 
 
 class Proposals:
@@ -234,8 +234,9 @@ def test_where_drafts_are_dear_those_that_are_likely_wrong_are_left_out(
     folder = make_eagle(tmp_path, tiny.model)
 
     def drafted(least: float) -> int:
-        driver = Driver(tiny.engine(drafter=drafter_of(folder, target)))
-        driver.engine.price_drafts(least)
+        drafter = drafter_of(folder, target)
+        driver = Driver(tiny.engine(drafter=drafter))
+        drafter.price(Price(least))
         admit(driver, tiny)
         driver.finish_all()
         return sum(row.drafted for row in driver.rows)

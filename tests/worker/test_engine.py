@@ -9,6 +9,7 @@ import torch
 
 from tests.worker.harness import Driver, Tiny
 from tests.worker.test_drafters import head_drafter
+from worker_service.engine.drafting.drafter import Price
 from worker_service.engine.types import Admission, Finish, Limits, Run, Sampling, Skip, StepResult
 from worker_service.engine.warm_up import measure
 
@@ -190,7 +191,7 @@ def test_a_bad_request_fails_alone(tiny: Tiny, tokens: list[int], prompt_len: in
 def test_warm_up_verifies_as_many_drafts_as_are_asked_for_however_unsure_the_drafter_is(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, drafted = tiny.engine(blocks=200, drafter=head_drafter(tiny, sure=1.1)), []
+    engine, drafted = tiny.engine(blocks=200, drafter=head_drafter(tiny, Price(1.1))), []
     step = engine.step
 
     def noted(*arguments: Any) -> StepResult:

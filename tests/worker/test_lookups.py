@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from worker_service.drafters import with_lookup
-from worker_service.engine.drafting.drafter import Ask, Drafter, NoDrafter
+from worker_service.engine.drafting.drafter import Ask, Drafter, NoDrafter, Price
 from worker_service.engine.drafting.ngram import NgramDrafter
 
 
@@ -30,7 +30,7 @@ def test_the_dearer_drafts_are_the_more_tokens_must_match_for_each_of_an_ngram()
     def drafts(least: float) -> list[int]:
         """How many of at most 9, by the number of tokens that match."""
         drafter = NgramDrafter(longest=6)
-        drafter.price(least)
+        drafter.price(Price(least))
         return [len(propose(drafter, [*text, *range(9 - n, 9)], 9, f"{n}")) for n in range(1, 8)]
 
     assert drafts(0.0) == [9] * 7
@@ -70,7 +70,7 @@ def test_what_followed_two_tokens_goes_before_a_drafters_guess_and_what_followed
     tokens: list[int], guesses: tuple[int, ...], expected: list[int]
 ) -> None:
     drafter = with_lookup(Guesses(*guesses))
-    drafter.price(0.1)
+    drafter.price(Price(0.1))
     assert [drafts[:2] for drafts in drafter.propose([Ask("a", tokens, 4)])] == [expected]
 
 

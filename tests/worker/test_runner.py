@@ -11,7 +11,9 @@ import pytest
 
 from tests.worker.harness import Tiny
 from tests.worker.scripted import DEADLINE_S, PROMPT, a_runner
+from worker_service.engine.engine import Engine
 from worker_service.engine.hooks import LogitsContext
+from worker_service.engine.pass_costs import PassCosts
 from worker_service.engine.types import Admission, CostProfile, Limits, Run, Sampling, Skip, StepResult
 from worker_service.pace import Pace
 from worker_service.reporting import Report
@@ -140,20 +142,20 @@ async def test_blocks_given_back_after_the_last_step_are_told_as_free(tiny: Tiny
         assert runner.tally.free_blocks == answered.free_blocks == runner._engine.blocks
 
 
-async def test_after_each_round_the_engine_is_told_from_which_chance_on_drafts_are_worth_it(
+async def test_the_engine_weighs_drafts_by_what_its_own_passes_teach(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[float, float]] = []
+    weighed: list[PassCosts | None] = []
+    monkeypatch.setattr(Engine, "weigh_drafts", lambda _, costs: weighed.append(costs))
     async with a_runner(tiny) as runner:
-        costs = runner._costs
-        monkeypatch.setattr(runner._engine, "price_drafts", lambda least: told.append((least, costs.draft_price)))
+        before = weighed[-1].seconds(3)
         report, following = reporter()
         runner.attach(100, report)
         runner.post(Command(1, 0, [Run("a", 2, 64)], admit=[admission("a", 9)]))
         while (await asyncio.to_thread(following)).rounds[0][0].finish is None:
             continue
-    assert len(told) > 2
-    assert all(least == price for least, price in told)
+        assert weighed == [None, runner._costs.passes]  # the warm-up verifies all
+        assert weighed[-1].seconds(3) != before
 
 
 async def test_no_round_begins_after_detach(tiny: Tiny) -> None:

@@ -21,7 +21,7 @@ from tests.worker.pretended import pretended
 from tests.worker.staged import LocalRing
 from worker_service.drafters import eagle_drafter
 from worker_service.engine import native
-from worker_service.engine.drafting.drafter import Drafter, NoDrafter
+from worker_service.engine.drafting.drafter import ALL, Drafter, NoDrafter
 from worker_service.engine.drafting.eagle import load_eagle
 from worker_service.engine.drafting.model import ModelDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
@@ -54,7 +54,7 @@ def device(name: str) -> Iterator[None]:
 
 def drafter(kind: str, target: LoadedModel, folder: Path) -> Drafter:
     if kind == "eagle":
-        return eagle_drafter(load_eagle(folder), target, blocks=64, block_tokens=8, sure=0.0)
+        return eagle_drafter(load_eagle(folder), target, blocks=64, block_tokens=8, price=ALL)
     if kind == "model":
         draft = load(str(folder), str(target.device), str(target.dtype).removeprefix("torch.")).model
         return ModelDrafter(draft, context_tokens=512, blocks=64, block_tokens=8)

@@ -76,6 +76,7 @@ class OracleDrafter(Drafter):
         self._vocabulary, self._acceptance = vocabulary, acceptance
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        self.chances = [[self._acceptance ** (i + 1) for i in range(ask.draft_len)] for ask in asks]
         return [self._drafts(ask) for ask in asks]
 
     def _drafts(self, ask: Ask) -> list[int]:

@@ -28,6 +28,7 @@ class Ours:
         costs = self._costs.get(len(batch))
         if costs is None:
             costs = self._costs[len(batch)] = CostModel(measure(engine, len(batch)))
+        engine.weigh_drafts(costs.passes)  # as a worker does
         begun = perf_counter()
         outputs: dict[str, list[int]] = {}
         for prompt in batch:
@@ -41,7 +42,6 @@ class Ours:
             result = engine.step(list(runs.values()), len(runs))
             other_s = perf_counter() - round_begun - result.draft_s - result.verify_s
             costs.observe(result)
-            engine.price_drafts(costs.draft_price)  # as a worker does
             for row in result.rows:
                 outputs[row.request_id].extend(row.tokens)
                 if row.finish is not None:

@@ -22,7 +22,7 @@ from worker_service.distill.probe import judge, make_probe, tell_worth
 from worker_service.distill.speed import Speed, compare
 from worker_service.distill.train import Features, Trainer, draft_vocabulary, initialise, last_states, train
 from worker_service.drafters import eagle_drafter, vocabulary_digest, with_lookup
-from worker_service.engine.drafting.drafter import Drafter, NoDrafter
+from worker_service.engine.drafting.drafter import ALL, Drafter, NoDrafter
 from worker_service.engine.drafting.eagle import EagleHead, load_eagle, save_eagle
 from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig, load_head, save_head
 from worker_service.engine.drafting.head_drafter import HeadDrafter
@@ -35,7 +35,7 @@ from worker_service.probes import find_head
 from worker_service.prompts import Prompt, PromptError, encode, read_prompts
 from worker_service.pull import resolve
 
-Maker: TypeAlias = Callable[..., Drafter]  # of a head: a drafter that is as sure as its keyword `sure` says
+Maker: TypeAlias = Callable[..., Drafter]  # of a head: a drafter at the price that its keyword `price` says
 
 _BLOCK_TOKENS = 64
 _PIPE_WIDTH = 120  # of the tables where there is no terminal to ask
@@ -153,8 +153,8 @@ def _learn(options: Namespace, target: LoadedModel, learned: Sequence[Sample], b
         eagle = new_eagle(model, ids, vocabulary_digest(target.tokenizer))
         _train(options, target, learned, bar, EagleTrainer, eagle, states, "features-eagle3.bin")
         save_eagle(eagle, options.out)
-        memory = {"blocks": _blocks(options, 1) + 1, "block_tokens": _BLOCK_TOKENS}
-        return partial(eagle_drafter, load_eagle(options.out), target, **memory)
+        blocks = _blocks(options, 1) + 1
+        return partial(eagle_drafter, load_eagle(options.out), target, blocks=blocks, block_tokens=_BLOCK_TOKENS)
     config = text_config(model.config)
     head = DraftHead(
         DraftHeadConfig(
@@ -216,7 +216,7 @@ def evaluate(
     model = target.model
     drafters: dict[str, Drafter] = {
         "ngram": NgramDrafter(),
-        "head alone": maker(sure=0.0),
+        "head alone": maker(price=ALL),
         "default": with_lookup(maker()),
     }
 

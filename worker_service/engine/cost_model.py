@@ -9,6 +9,7 @@ steps.
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 
+from worker_service.engine.pass_costs import PassCosts
 from worker_service.engine.types import CostProfile, Elsewhere, StepResult
 
 FADING = 0.99  # of what a step has taught, with each further step
@@ -18,7 +19,6 @@ LEAST_ERROR = 0.02  # that counts as usual, as a share of what was expected
 TELL_STEPS = 32  # others are told at most once in so many steps
 TELL_CHANGE = 0.1  # and only if a coefficient has changed by this share since they were told
 _LEAST_S = 1e-6
-_LEAST_PRICE, _MOST_PRICE = 0.1, 0.9  # of a draft: what it costs is not known well enough to ask for less, or for more
 
 
 class CostModel:
@@ -33,15 +33,7 @@ class CostModel:
         )
         self._wait_s = 0.0  # of a step, in the mean
         self._steps = 0
-        self._tokens = self._seconds = 0.0  # of output, and of the steps that made it: old ones count less
-
-    @property
-    def draft_price(self) -> float:
-        """From which probability of being right on a draft is worth its verification: the tokens that all requests
-        would get in the time that it takes, as steps go now."""
-        if not self._seconds:
-            return _LEAST_PRICE
-        return min(max(self.profile.verify_token_s * self._tokens / self._seconds, _LEAST_PRICE), _MOST_PRICE)
+        self.passes = PassCosts(measured.verify_s, min(measured.verify_slope_s, measured.verify_token_s))
 
     def observe(self, result: StepResult) -> CostProfile | None:
         """Learn from one step. Returns the profile if others should be told of it: see TELL_STEPS, TELL_CHANGE."""
@@ -50,9 +42,8 @@ class CostModel:
             return None
         prefilled = sum(row.prefilled for row in ran)
         drafted, other_s = [row.drafted for row in ran], result.verify_s + result.other_s
-        seconds, tokens = result.draft_s + other_s, sum(len(row.tokens) for row in ran)
-        self._tokens = FADING * self._tokens + tokens
-        self._seconds = FADING * self._seconds + seconds
+        if not prefilled:
+            self.passes.observe(len(drafted) + sum(drafted), other_s, result.draft_s, self._drafting.coefficients[0])
         self._wait_s += (1 - FADING) * (result.wait_s - self._wait_s)
         return self.observe_sums(drafted, prefilled, result.draft_s, other_s, result.elsewhere)
 

@@ -2,19 +2,20 @@
 and no order of its own: each step is given a schedule."""
 
 from collections.abc import Sequence
-from itertools import takewhile
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from worker_service.engine.drafting.drafter import Drafter, Verified
+from worker_service.engine.drafting.drafter import ALL, Drafter, Verified
 from worker_service.engine.drafting.shielded import Shielded
 from worker_service.engine.hooks import HOOKS, LogitsContext, LogitsHook
 from worker_service.engine.host_pool import HostPool
 from worker_service.engine.kv import KV
 from worker_service.engine.length_head import LengthProbe
+from worker_service.engine.pass_costs import PassCosts
 from worker_service.engine.planning import Planner, Work, ask_of, seen
+from worker_service.engine.proposals import Proposals
 from worker_service.engine.request import EngineRequest
 from worker_service.engine.sampler import Drawn, Sampler
 from worker_service.engine.scoring import scored, with_prompt
@@ -61,6 +62,7 @@ class Engine:
         self.pool = self.target.new_pool(blocks, block_tokens, attention)
         self.host = HostPool(self.target, host_blocks)
         self.drafter, self._probe = Shielded(drafter), probe
+        self._proposals = Proposals(self.target.vocab_size)
         if drafter.layers:
             self.target.expose(drafter.layers)
         self._tokenizer = tokenizer.backend_tokenizer
@@ -161,9 +163,10 @@ class Engine:
         request = self._requests.get(run.request_id)
         return request is not None and request.runnable(run.prefill_tokens)
 
-    def price_drafts(self, least: float) -> None:
+    def weigh_drafts(self, costs: PassCosts | None) -> None:
         """See EnginePort."""
-        self.drafter.price(least)
+        self._proposals.costs = costs
+        self.drafter.price(ALL)
 
     def rehearse_drafts(self, batch: int, draft_len: int) -> None:
         """See EnginePort."""
@@ -193,7 +196,7 @@ class Engine:
             for skip, stopped in ((Skip.NO_BLOCKS, plan.skipped), (Skip.DEFERRED, plan.deferred)):
                 rows += [request.row(request.output_tokens, skipped=skip) for request in stopped]
             draft_begun = perf_counter()
-            self._draft(plan.work)
+            self._proposals.draft(self.drafter, plan.work)
             verify_begun = perf_counter()
             wait_s, apart = self.drafter.waited_s, frozenset(self.drafter.apart)
             draft_s = verify_begun - draft_begun - wait_s
@@ -220,27 +223,6 @@ class Engine:
         request.finish = Finish.ERROR if request.error else Finish.LENGTH
         self._release(request)
         return request.row(request.output_tokens)
-
-    def _draft(self, works: Sequence[Work]) -> None:
-        """What a grammar forces is drafted; for all other requests the drafter is called once. KV that was reserved for
-        more drafts than there are is given back."""
-        drafting = [work for work in works if work.draft_len]
-        for work in drafting:
-            if matcher := work.request.matcher:
-                work.drafts = self._known(matcher.forced(work.draft_len))
-        free = [work for work in drafting if not work.drafts]
-        asks = [work.ask for work in free]
-        for work, drafts in zip(free, self.drafter.propose(asks), strict=True):
-            work.drafts = self._known(drafts[: work.draft_len])
-            if matcher := work.request.matcher:
-                work.drafts = self._known(matcher.prune(work.drafts, work.draft_len))
-        for work in drafting:
-            kv = work.request.kv
-            kv.truncate(kv.length - work.draft_len + len(work.drafts))
-
-    def _known(self, drafts: Sequence[int]) -> list[int]:
-        """Those before the first one that the target does not have: drafters and tokenizers may have more ids."""
-        return list(takewhile(lambda token: 0 <= token < self.vocab_size, drafts))
 
     def _verify(self, works: Sequence[Work], passed: Passed, masks: Masks) -> list[Row]:
         """Keep the drafts that the target agrees with, and its own token after them.

@@ -4,6 +4,7 @@ lives here, and no torch: a worker whose engine is somebody else's imports this 
 from collections.abc import Sequence
 from typing import Protocol
 
+from worker_service.engine.pass_costs import PassCosts
 from worker_service.engine.types import Admission, Held, Run, StepResult
 
 
@@ -59,9 +60,8 @@ class EnginePort(Protocol):
     def step(self, schedule: Sequence[Run], slots: int) -> StepResult:
         """Run the first `slots` runnable requests of `schedule`, best first. Raises what the device raises."""
 
-    def price_drafts(self, least: float) -> None:
-        """From which probability of being right, together with all drafts before it, a draft is worth its verification,
-        as steps go now."""
+    def weigh_drafts(self, costs: PassCosts | None) -> None:
+        """From now on a step verifies those drafts that make it worth most, as `costs` goes on to learn; None: all."""
 
     def rehearse_drafts(self, batch: int, draft_len: int) -> None:
         """Draft `draft_len` tokens for `batch` requests at full cost, for nobody. The warm-up times it."""

@@ -22,7 +22,7 @@ def measure(engine: EnginePort, slots: int) -> CostProfile:
     Of a few repetitions the fastest counts, for a busy machine only ever adds time. With a small model all of it takes
     less than two seconds. With memory for fewer requests than `slots` the slope comes from those that fit.
     """
-    engine.price_drafts(0.0)  # as many as are asked for: else hardly any would be drafted of this prompt
+    engine.weigh_drafts(None)  # as many as are asked for: else hardly any would be drafted of this prompt
     batch = max(min(slots, engine.blocks // -(-WARM_UP_TOKENS // engine.block_tokens)), 1)
     names = [f"warm-up-{i}" for i in range(batch)]
     prompt = [token % engine.vocab_size for token in (1, 2, 3, 4)] * (_PROMPT // 4)  # n-gram drafters propose here

@@ -15,6 +15,7 @@ from vllm.v1.request import RequestStatus
 from laps_sd_vllm.directed import Desired, Place, StepDone, StepRow
 from laps_sd_vllm.relied_on import check_engine
 from laps_sd_vllm.versions import Unsupported
+from worker_service.engine.pass_costs import PassCosts
 from worker_service.engine.stop import StopStrings
 from worker_service.engine.types import Admission, Finish, Held, Limits, Row, Run, Sampling, Skip, StepResult
 from worker_service.model_files import ModelError
@@ -181,7 +182,7 @@ class VllmEngine:
         request = self._internal.get(asked.request_id)
         return request is not None and request.stopped_by(token)
 
-    def price_drafts(self, least: float) -> None:
+    def weigh_drafts(self, costs: PassCosts | None) -> None:
         """How long drafts are is for vLLM to choose."""
 
     def rehearse_drafts(self, batch: int, draft_len: int) -> None:

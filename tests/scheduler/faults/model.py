@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from worker_service.engine.pass_costs import PassCosts
 from worker_service.engine.request import EngineRequest, Saved
 from worker_service.engine.types import Admission, CostProfile, Held, Row, Run, Skip, StepResult
 from worker_service.runner import Runner
@@ -64,7 +65,7 @@ class CountingEngine:
     def _free_host_blocks(self) -> int:
         return self.host_blocks - sum(r.saved.blocks for r in self.requests.values() if r.saved)
 
-    def price_drafts(self, least: float) -> None:
+    def weigh_drafts(self, costs: PassCosts | None) -> None:
         """Its drafts are drawn, whatever they cost."""
 
     def admit(self, admission: Admission) -> None:
@@ -202,7 +203,7 @@ class VirtualRunner(Runner):
 class _FixedCosts:
     """In place of the cost model: nothing is learned."""
 
-    profile, draft_price = COST, 0.3
+    profile, passes = COST, None
 
     def observe(self, result: StepResult) -> None:
         return

@@ -2,12 +2,14 @@
 
 import ctypes
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 import torch
 from torch.nn.functional import embedding, linear
 
 from worker_service.engine import native
+from worker_service.engine.drafting.drafter import Price
 from worker_service.engine.drafting.head import DraftHead
 from worker_service.engine.packed import pack
 from worker_service.engine.upload import sent
@@ -17,12 +19,12 @@ class Chain(Protocol):
     """Drafts greedily, one token at a time for the whole batch."""
 
     def __call__(
-        self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float, hopeful: float
-    ) -> list[list[int]]:
-        """For each row of `state` [n, hidden] and its newest token in `tokens` [n] at most `longest` drafts.
+        self, state: torch.Tensor, tokens: Sequence[int], longest: int, price: Price
+    ) -> list[list[tuple[int, float]]]:
+        """For each row of `state` [n, hidden] and its newest token in `tokens` [n] at most `longest` drafts, each with
+        the chance that it and all before it are right.
 
-        A draft counts as right with some probability together with all before it: only those with at least `sure` are
-        returned, and the chain ends early when no row reaches `hopeful`.
+        Only those that may be worth it are returned, and the chain ends once no further one is.
         """
 
 
@@ -34,11 +36,11 @@ class TorchChain:
         self._head, self._embeddings, self._output = head, embeddings, output
 
     def __call__(
-        self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float, hopeful: float
-    ) -> list[list[int]]:
+        self, state: torch.Tensor, tokens: Sequence[int], longest: int, price: Price
+    ) -> list[list[tuple[int, float]]]:
         token = sent(torch.tensor(tokens), state.device)
         chance = torch.ones(len(tokens), dtype=torch.float32, device=state.device)
-        drafts: list[list[int]] = [[] for _ in tokens]
+        drafts: list[list[tuple[int, float]]] = [[] for _ in tokens]
         for _ in range(longest):
             state = self._head(state, embedding(token, self._embeddings))
             logits = linear(self._head.output(state), self._output).float()
@@ -47,9 +49,9 @@ class TorchChain:
             token = self._head.draft_ids[index]
             chances, found = torch.stack([chance.double(), token.double()]).tolist()  # one wait for both
             for own, draft, value in zip(drafts, found, chances, strict=True):
-                if value >= sure:
-                    own.append(int(draft))
-            if max(chances) < hopeful:
+                if value >= price.least:
+                    own.append((int(draft), value))
+            if not price.goes_on(chances):
                 break
         return drafts
 
@@ -83,15 +85,17 @@ class NativeChain:
         self._head = _DraftHead(*sizes, head.EPSILON, *(tensor.data_ptr() for tensor in self._kept))
         pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
         self._kernel = native.function(
-            "draft", dtype, pointer, pointer, pointer, integer, integer, number, number, pointer, pointer
+            "draft", dtype, pointer, pointer, pointer, integer, integer, number, number, pointer, pointer, pointer
         )
 
     def __call__(
-        self, state: torch.Tensor, tokens: Sequence[int], longest: int, sure: float, hopeful: float
-    ) -> list[list[int]]:
+        self, state: torch.Tensor, tokens: Sequence[int], longest: int, price: Price
+    ) -> list[list[tuple[int, float]]]:
         n, state = len(tokens), state.to(torch.float32, copy=True)
         token, drafts, lengths = (torch.empty(size, dtype=torch.int32) for size in (n, (n, longest), n))
         token.copy_(torch.tensor(tokens))
-        outputs = drafts.data_ptr(), lengths.data_ptr()
-        self._kernel(ctypes.byref(self._head), state.data_ptr(), token.data_ptr(), n, longest, sure, hopeful, *outputs)
-        return [own[:length] for own, length in zip(drafts.tolist(), lengths.tolist(), strict=True)]
+        chances = torch.empty((n, longest))
+        outputs = drafts.data_ptr(), chances.data_ptr(), lengths.data_ptr()
+        self._kernel(ctypes.byref(self._head), state.data_ptr(), token.data_ptr(), n, longest, *price, *outputs)
+        pairs = map(zip, drafts.tolist(), chances.tolist())
+        return [list(islice(own, length)) for own, length in zip(pairs, lengths.tolist(), strict=True)]

@@ -1,20 +1,29 @@
 """What a drafter is: it proposes tokens for the target to verify. Drafters cannot change the output, only its speed."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 
 from worker_service.engine.types import Elsewhere
 
+
+class Price(NamedTuple):
+    """What drafts must bring, as steps go now. A draft's chance is the probability that it and all drafts before it are
+    right."""
+
+    least: float  # chance of a draft that may be worth its verification
+    position: float = 0.0  # tokens that all requests would get in the time that one more draft for each of them takes
+
+    def goes_on(self, chances: Iterable[float]) -> bool:
+        """Whether a head makes one more draft for each request, where these are the chances of the newest ones. That of
+        the next is taken to be 0.6 of it, which is usual, or as much less than it as it is less than 1."""
+        return sum(max(max(0.6 * chance, 2 * chance - 1) - self.least, 0.0) for chance in chances) > self.position
+
+
 # Of a head's drafts, until their price is known: from replaying held-out answers with the costs of a small machine.
-SURE = 0.3
-
-
-def hopeful(sure: float) -> float:
-    """From which probability of the newest draft and all before it a head makes another one, of which at least `sure`
-    is asked: below it that one would likely be for nothing. Below 1 for any price that can be paid."""
-    return min(sure / 0.6, (1 + sure) / 2)
+USUAL = Price(0.3)
+ALL = Price(0.0, -1.0)  # every draft that is asked for
 
 
 class Ask(NamedTuple):
@@ -55,6 +64,8 @@ class Drafter(Protocol):
 
     layers: Sequence[int] = ()  # of the target, ascending: `read` is told what enters these (Target.expose)
     waited_s: float = 0.0  # seconds of the last `propose` in which it only waited
+    # For each draft of the last `propose` the chance that it and all before it are right; (): they count as certain.
+    chances: Sequence[Sequence[float]] = ()
     apart: Collection[str] = ()  # the requests whose drafts in the last `propose` another process had made
     elsewhere: Elsewhere | None = None  # of one whose drafts another process makes: what they cost
 
@@ -78,9 +89,8 @@ class Drafter(Protocol):
         """After each step, if it has `layers`: what the step has computed of all requests that go on."""
         return
 
-    def price(self, least: float) -> None:
-        """From now on a draft is worth its verification only if it, together with all drafts before it, is right with a
-        probability of at least `least`; above 1 none is. Takes the place of what a drafter was made with."""
+    def price(self, price: Price) -> None:
+        """From now on only drafts that may be worth it are wanted. Takes the place of what a drafter was made with."""
         return
 
     def rehearse(self, batch: int, draft_len: int) -> None:
@@ -112,12 +122,16 @@ class FirstOf(Drafter):
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         self.waited_s, self.apart = 0.0, []
         drafts: dict[str, list[int]] = {ask.request_id: [] for ask in asks}
+        chances: dict[str, Sequence[float]] = {}
         for drafter in self._drafters:
-            without = [ask for ask in asks if not drafts[ask.request_id]]
-            if without:
-                drafts |= zip([ask.request_id for ask in without], drafter.propose(without), strict=True)
+            names = [name for name, own in drafts.items() if not own]
+            if names:
+                proposed = drafter.propose([ask for ask in asks if not drafts[ask.request_id]])
+                drafts |= zip(names, proposed, strict=True)
+                chances |= zip(names, drafter.chances or [[1.0] * len(own) for own in proposed], strict=True)
                 self.waited_s += drafter.waited_s
                 self.apart += drafter.apart
+        self.chances = [chances[ask.request_id] for ask in asks]
         return list(drafts.values())
 
     @property
@@ -139,9 +153,9 @@ class FirstOf(Drafter):
         for drafter in self._drafters:
             drafter.read(seen)
 
-    def price(self, least: float) -> None:
+    def price(self, price: Price) -> None:
         for drafter in self._drafters:
-            drafter.price(least)
+            drafter.price(price)
 
     def rehearse(self, batch: int, draft_len: int) -> None:
         for drafter in self._drafters:

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import embedding
 
 from worker_service.engine.attention import QueryRange, paged_attention
-from worker_service.engine.drafting.drafter import SURE, Ask, Drafter, Seen, hopeful
+from worker_service.engine.drafting.drafter import USUAL, Ask, Drafter, Price, Seen
 from worker_service.engine.drafting.eagle import EagleHead
 from worker_service.engine.drafting.eagle_layer import EagleLayer, NativeEagleLayer, TorchEagleLayer, prepared
 from worker_service.engine.kv import KV, BlockPool
@@ -59,10 +59,10 @@ class EagleDrafter(Drafter):
         context_tokens: int,
         blocks: int,
         block_tokens: int,
-        sure: float = SURE,
+        price: Price = USUAL,
     ) -> None:
         """`layers`: whose inputs the head reads. `embeddings`: the target's [vocabulary, hidden]; the drafter works on
-        a copy of the head in their dtype, on their device. `blocks` of `block_tokens` are the KV memory. `sure`: see
+        a copy of the head in their dtype, on their device. `blocks` of `block_tokens` are the KV memory. `price`: see
         HeadDrafter. Raises ValueError where head and target do not fit.
         """
         config, dtype, device = head.config.layer, embeddings.dtype, embeddings.device
@@ -83,7 +83,7 @@ class EagleDrafter(Drafter):
             else TorchEagleLayer(self._head, attention, dtype)
         )
         self._pool = BlockPool(blocks, block_tokens)
-        self._sure = sure
+        self._price = price
         self._states: dict[str, _State] = {}  # the one used last is last
         self._unread = 0
 
@@ -106,11 +106,13 @@ class EagleDrafter(Drafter):
                 self._states[name] = self._states.pop(name)
         self._catch_up(names)
         drafts: dict[str, list[int]] = {name: [] for name in names}
+        self._chances: dict[str, list[float]] = {name: [] for name in names}
         ready = [(ask, state) for ask in asks if (state := self._states.get(ask.request_id)) and _complete(state, ask)]
         hidden = [state.hidden for _, state in ready if state.hidden is not None]
         self._chain(ready, torch.stack(hidden) if hidden else self._embeddings[:0], drafts)
         for _, state in ready:
             state.kv.truncate(state.length)
+        self.chances = list(self._chances.values())
         return list(drafts.values())
 
     def _chain(self, ready: list[tuple[Ask, _State]], hidden: torch.Tensor, drafts: dict[str, list[int]]) -> None:
@@ -123,17 +125,18 @@ class EagleDrafter(Drafter):
             chances = [chance * step for chance, step in zip(chances, steps, strict=True)]
             on = []
             for i, (ask, state) in enumerate(ready):
-                if chances[i] >= self._sure:
+                if chances[i] >= self._price.least:
                     drafts[ask.request_id].append(tokens[i])
+                    self._chances[ask.request_id].append(chances[i])
                     if len(drafts[ask.request_id]) < ask.draft_len and self._reserve(state, 1, drafts):
                         on.append(i)
-            if max(chances) < hopeful(self._sure):
+            if not self._price.goes_on(chances):
                 return
             ready, chances = [ready[i] for i in on], [chances[i] for i in on]
             hidden = self._enter([(state, 1) for _, state in ready], hidden[on], [tokens[i] for i in on])
 
-    def price(self, least: float) -> None:
-        self._sure = least
+    def price(self, price: Price) -> None:
+        self._price = price
 
     def rehearse(self, batch: int, draft_len: int) -> None:
         states = [_State(KV(self._pool)) for _ in range(batch)]

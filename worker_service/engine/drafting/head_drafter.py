@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from worker_service.engine.drafting.chain import Chain, NativeChain, TorchChain
-from worker_service.engine.drafting.drafter import SURE, Ask, Drafter, Verified, hopeful
+from worker_service.engine.drafting.drafter import ALL, USUAL, Ask, Drafter, Price, Verified
 from worker_service.engine.drafting.head import DraftHead
 
 
@@ -21,14 +21,13 @@ class HeadDrafter(Drafter):
         head: DraftHead,
         embeddings: torch.Tensor,
         output_rows: torch.Tensor,
-        sure: float = SURE,
+        price: Price = USUAL,
     ) -> None:
         """`embeddings`, `output_rows`: the target's, [vocabulary, hidden]. The drafter works on a copy of the head in
         their dtype, on their device.
 
-        A draft is proposed if, by the head's own reckoning, it and all drafts before it are right with a probability of
-        at least `sure`, until there is a price. Another one is made as long as that probability is `hopeful` for some
-        request. Raises ValueError if the head's tokens are not among the target's.
+        `price`: what its drafts must bring, until another one is told. Chances are the head's own reckoning. Raises
+        ValueError if the head's tokens are not among the target's.
         """
         count = len(embeddings)
         if not all(0 <= token < count for token in head.draft_ids.tolist()):
@@ -36,29 +35,32 @@ class HeadDrafter(Drafter):
         head = copy.deepcopy(head).to(embeddings.device, embeddings.dtype).requires_grad_(False)
         kind = NativeChain if NativeChain.supports(head, embeddings) else TorchChain
         self._chains: Chain = kind(head, embeddings, output_rows[head.draft_ids].to(embeddings.dtype))
-        self._sure = sure
+        self._price = price
         self._hidden = embeddings.new_ones(1, embeddings.shape[1])  # for rehearsals
         self._states: dict[str, tuple[int, torch.Tensor]] = {}  # of each request: tokens seen, hidden state after them
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         known = [ask for ask in asks if self._states.get(ask.request_id, (0,))[0] == len(ask.tokens)]
+        self.chances = ()
         if not known:
             return [[] for _ in asks]
         hidden = torch.stack([self._states[ask.request_id][1] for ask in known])
         longest = max(ask.draft_len for ask in known)
-        chains = self._chains(hidden, [ask.tokens[-1] for ask in known], longest, self._sure, hopeful(self._sure))
-        drafts = dict(zip([ask.request_id for ask in known], chains, strict=True))
-        return [drafts.get(ask.request_id, [])[: ask.draft_len] for ask in asks]
+        chains = self._chains(hidden, [ask.tokens[-1] for ask in known], longest, self._price)
+        found = {ask.request_id: chain[: ask.draft_len] for ask, chain in zip(known, chains, strict=True)}
+        drafts = [found.get(ask.request_id, []) for ask in asks]
+        self.chances = [[chance for _, chance in own] for own in drafts]
+        return [[token for token, _ in own] for own in drafts]
 
     def verified(self, rounds: Sequence[Verified]) -> None:
         for request_id, tokens, hidden, _ in rounds:
             self._states[request_id] = len(tokens), hidden.clone()  # one row: the tensor behind it is the whole step's
 
-    def price(self, least: float) -> None:
-        self._sure = least
+    def price(self, price: Price) -> None:
+        self._price = price
 
     def rehearse(self, batch: int, draft_len: int) -> None:
-        self._chains(self._hidden.expand(batch, -1), [0] * batch, draft_len, sure=0.0, hopeful=0.0)
+        self._chains(self._hidden.expand(batch, -1), [0] * batch, draft_len, ALL)
 
     def forget(self, request_id: str) -> None:
         self._states.pop(request_id, None)

@@ -4,6 +4,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from worker_service.engine.drafting.drafter import Ask, Drafter
 from worker_service.engine.kv import KV
 from worker_service.engine.shape import longest_text
@@ -44,6 +46,7 @@ class ModelDrafter(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         drafts: dict[str, list[int]] = {ask.request_id: [] for ask in asks}
+        chances: dict[str, list[float]] = {ask.request_id: [] for ask in asks}
         asks = [ask for ask in asks if len(ask.tokens) + ask.draft_len <= self._context_tokens]
         for ask in asks:
             self._reuse(ask)
@@ -73,10 +76,16 @@ class ModelDrafter(Drafter):
             while computed:  # not before: a pass may fail
                 kv, tokens = computed.pop()
                 kv.publish(tokens)
-            for ask, token in zip(ready, logits.argmax(-1).tolist(), strict=True):
-                drafts[ask.request_id].append(token)
+            best, index = logits.float().max(-1)
+            likely = (best - logits.float().logsumexp(-1)).exp()
+            found = torch.stack([index.double(), likely.double()], -1).tolist()  # one wait for both
+            for ask, (token, chance) in zip(ready, found, strict=True):
+                before = chances[ask.request_id]
+                before.append(chance * (before[-1] if before else 1.0))
+                drafts[ask.request_id].append(int(token))
             ready = [ask for ask in ready if len(drafts[ask.request_id]) < ask.draft_len]
             sequences = [self._feed(ask, drafts[ask.request_id][-1]) for ask in ready]
+        self.chances = list(chances.values())
         return list(drafts.values())
 
     def rehearse(self, batch: int, draft_len: int) -> None:

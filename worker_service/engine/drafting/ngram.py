@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from worker_service.engine.drafting.drafter import Ask, Drafter
+from worker_service.engine.drafting.drafter import Ask, Drafter, Price
 
 # By the tokens that match, the chance that the first draft is right, and that of each further one if those before it
 # are: over 207 answers of smollm2-135m. The last line is of as many and more.
@@ -26,16 +26,18 @@ class NgramDrafter(Drafter):
         """
         self._longest, self._shortest = longest, shortest
         self._indexes: dict[str, _NgramIndex] = {}
-        self.price(least)
+        self.price(Price(least))
 
-    def price(self, least: float) -> None:
-        self._worth = [_worth(least, *chances) for chances in _CHANCES]
+    def price(self, price: Price) -> None:
+        self._worth = [_worth(price.least, *chances) for chances in _CHANCES]
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         left = _OLDER
         for ask in asks:
             left -= self._index(ask.request_id).extend(ask.tokens, left)
-        return [self._index(ask.request_id).propose(ask.tokens, ask.draft_len, self._worth) for ask in asks]
+        found = [self._index(ask.request_id).propose(ask.tokens, ask.draft_len, self._worth) for ask in asks]
+        self.chances = [_chances(matched, len(drafts)) for matched, drafts in found]
+        return [drafts for _, drafts in found]
 
     def forget(self, request_id: str) -> None:
         self._indexes.pop(request_id, None)
@@ -56,13 +58,14 @@ class _NgramIndex:
         self._indexed = 0  # n-grams that end at this position or before are in the index,
         self._older = 0  # but for those that end at this one or before, if they are not there yet
 
-    def propose(self, tokens: Sequence[int], k: int, worth: Sequence[int]) -> list[int]:
-        """At most `k` tokens that may follow `tokens`, which the index knows; of a match of n tokens `worth[n - 1]`."""
+    def propose(self, tokens: Sequence[int], k: int, worth: Sequence[int]) -> tuple[int, list[int]]:
+        """How many of the last of `tokens`, which the index knows, match, and at most `k` that may follow; of a match
+        of n tokens `worth[n - 1]`."""
         for n in range(min(self._longest, len(tokens) - 1), self._shortest - 1, -1):
             begin = self._next.get(tuple(tokens[-n:]))
             if begin is not None:
-                return self._follow(tokens, begin, min(k, worth[min(n, len(worth)) - 1]))
-        return []
+                return n, self._follow(tokens, begin, min(k, worth[min(n, len(worth)) - 1]))
+        return 1, []
 
     def extend(self, tokens: Sequence[int], older: int) -> int:
         """Take in what is new of `tokens`, and at most so many of the `older` ones that were left out. Returns how
@@ -92,6 +95,12 @@ class _NgramIndex:
         while len(drafts) < k:
             drafts.append(drafts[-period])
         return drafts
+
+
+def _chances(matched: int, count: int) -> list[float]:
+    """That so many drafts are right, each with all before it."""
+    first, further = _CHANCES[min(matched, len(_CHANCES)) - 1]
+    return [first * further**i for i in range(count)]
 
 
 def _worth(least: float, first: float, further: float) -> int:

@@ -85,7 +85,9 @@ class RemoteDrafter(Drafter):
             drafts[ask.request_id] = guesses
         self._pass_begun_s = self._post.now()
         self.apart = [id for id, guesses in drafts.items() if guesses]
-        return [drafts.get(ask.request_id, []) for ask in asks]
+        proposed = [drafts.get(ask.request_id, []) for ask in asks]
+        self.chances = [[self._worth.right ** (i + 1) for i in range(len(guesses))] for guesses in proposed]
+        return proposed
 
     @property
     def elsewhere(self) -> Elsewhere:  # type: ignore[override]  # as it is now

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from traceback import extract_tb
 from typing import TypeVar
 
-from worker_service.engine.drafting.drafter import Ask, Drafter, Seen, Verified
+from worker_service.engine.drafting.drafter import Ask, Drafter, Price, Seen, Verified
 from worker_service.engine.types import Elsewhere
 
 _T = TypeVar("_T")
@@ -22,11 +22,13 @@ class Shielded(Drafter):
         self._told: set[str] = set()
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        self.waited_s, self.apart = 0.0, ()
+        self.waited_s, self.apart, self.chances = 0.0, (), ()
         drafts: list[list[int]] = []
         if asks:
             drafts = self._safely(lambda: list(map(list, self._drafter.propose(asks))), drafts)
             self.waited_s, self.apart = self._drafter.waited_s, self._drafter.apart
+            if list(map(len, self._drafter.chances)) == list(map(len, drafts)):
+                self.chances = self._drafter.chances
             if len(drafts) != len(asks):
                 drafts = []  # whose they are cannot be known
                 for ask in asks:
@@ -50,8 +52,8 @@ class Shielded(Drafter):
     def read(self, seen: Sequence[Seen]) -> None:
         self._safely(lambda: self._drafter.read(seen), None)
 
-    def price(self, least: float) -> None:
-        self._safely(lambda: self._drafter.price(least), None)
+    def price(self, price: Price) -> None:
+        self._safely(lambda: self._drafter.price(price), None)
 
     def rehearse(self, batch: int, draft_len: int) -> None:
         self._drafter.rehearse(batch, draft_len)

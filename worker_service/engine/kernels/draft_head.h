@@ -28,10 +28,11 @@ std::pair<int, float> choose(const float* logits, int n) {
     return {int(best), 1 / total(mass)};
 }
 
-// `state` [rows][hidden] is overwritten, `token` [rows] too. Row r gets `length`[r] drafts, `draft`[r][longest].
+// `least` and `position` are those of Price, and so is when a chain ends (drafting/drafter.py). `state` [rows][hidden]
+// and `token` [rows] are overwritten. Row r gets `length`[r] drafts, `draft`[r][longest], and their `chances`.
 template <typename T>
-void draft(const DraftHead& head, float* state, int32_t* token, int rows, int longest, float sure, float hopeful,
-           int32_t* draft, int32_t* length) {
+void draft(const DraftHead& head, float* state, int32_t* token, int rows, int longest, float least, float position,
+           int32_t* draft, float* chances, int32_t* length) {
     const int width = head.hidden, wide = std::max(2 * head.inner, head.outputs);
     static thread_local std::vector<float> floats;
     static thread_local std::vector<T> narrow;
@@ -63,10 +64,16 @@ void draft(const DraftHead& head, float* state, int32_t* token, int rows, int lo
             const auto [best, share] = choose(product + int64_t(r) * head.outputs, head.outputs);
             token[r] = head.ids[best];
             chance[r] *= share;
-            if (chance[r] >= sure) draft[int64_t(r) * longest + length[r]++] = token[r];
+            if (chance[r] >= least) {
+                const int64_t place = int64_t(r) * longest + length[r]++;
+                draft[place] = token[r], chances[place] = chance[r];
+            }
         }
         barrier.wait();
-        if (*std::max_element(chance, chance + rows) < hopeful) break;  // all threads see the same
+        float worth = 0;  // all threads see the same
+        for (int r = 0; r < rows; r++)
+            worth += std::max(std::max(0.6f * chance[r], 2 * chance[r] - 1) - least, 0.0f);
+        if (!(worth > position)) break;
     }
 }
 

@@ -1,0 +1,91 @@
+"""What passes of known costs teach, and which drafts are verified by it."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_service.engine.pass_costs import PassCosts
+
+
+def in_groups(rows: int) -> float:
+    """Seconds of a pass that reads the weights once for eight rows."""
+    return 0.01 + 0.01 * -(-rows // 8)
+
+
+def learned(of: range, passes: int = 2000, noise: float = 0.0) -> PassCosts:
+    costs, random = PassCosts(0.02, 0.0), Random(3)
+    for _ in range(passes):
+        rows = random.choice(of)
+        costs.observe(rows, in_groups(rows) * random.uniform(1 - noise, 1 + noise), 0.0, 0.0)
+    return costs
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_rows_that_fill_a_group_are_learned_to_be_free_and_the_next_one_to_be_dear(noise: float) -> None:
+    costs = learned(range(1, 25), noise=noise)
+    assert [costs.seconds(rows) for rows in range(1, 25)] == pytest.approx(
+        [in_groups(rows) for rows in range(1, 25)], rel=0.05 + noise
+    )
+
+
+@given(st.lists(st.tuples(st.integers(1, 600), st.floats(1e-4, 10.0)), max_size=30))
+def test_more_rows_are_never_taken_to_be_cheaper(passes: list[tuple[int, float]]) -> None:
+    costs = PassCosts(0.02, 0.001)
+    for rows, seconds in passes:
+        costs.observe(rows, seconds, 0.0, 0.0)
+    known = [costs.seconds(rows) for rows in range(1, 700)]
+    assert all(0 < fewer <= more * (1 + 1e-12) for fewer, more in pairwise(known))
+
+
+def test_what_makes_all_passes_slower_is_learned_for_those_that_were_not_seen_lately() -> None:
+    costs = learned(range(1, 41))
+    before = costs.seconds(40)
+    for _ in range(200):
+        costs.observe(4, 2 * in_groups(4), 0.0, 0.0)
+    assert costs.seconds(4) == pytest.approx(2 * in_groups(4), rel=0.02)
+    assert 1.3 * before < costs.seconds(40) < 2 * before
+
+
+def test_one_pass_that_took_for_ever_hardly_counts() -> None:
+    costs = learned(range(1, 25))
+    before = costs.seconds(8)
+    costs.observe(8, 100.0, 0.0, 0.0)
+    assert costs.seconds(8) < 1.1 * before
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=24), st.integers(1, 16))
+def test_those_drafts_are_verified_that_make_most_tokens_a_second(chances: list[float], rows: int) -> None:
+    costs = learned(range(1, 41), passes=400)
+
+    def rate(kept: list[float]) -> float:
+        return (rows + sum(kept)) / costs.seconds(rows + len(kept))
+
+    likeliest = sorted(chances, reverse=True)
+    best = max((likeliest[:count] for count in range(len(chances) + 1)), key=rate)
+    cut = costs.cut(chances, rows, rows)
+    kept = [chance for chance in likeliest if chance >= cut]
+    if rate(best) <= 1.03 * rate([]):
+        assert not kept  # what is known of costs is not that exact
+    else:
+        assert rate(kept) >= rate(best) * (1 - 1e-9) or len(set(kept)) < len(kept)  # equal ones go together
+
+
+def test_now_and_then_all_drafts_are_verified_for_costs_may_have_changed() -> None:
+    costs = PassCosts(0.02, 0.02)  # one more row is as dear as a pass of its own
+    cuts = [costs.cut([0.3, 0.1], 1, 1) for _ in range(640)]
+    assert sum(cut <= 0.1 for cut in cuts) == 10
+    assert sum(cut > 1 for cut in cuts) == 630
+
+
+def test_a_draft_is_priced_at_the_tokens_that_all_would_get_in_the_time_of_a_row() -> None:
+    costs = PassCosts(0.02, 0.002)
+    least, position = costs.price(tokens=4, rows=4, most=8)
+    assert least == pytest.approx(0.002 * 4 / costs.seconds(4))
+    assert position == 0  # nothing was drafted yet
+    costs.observe(4, costs.seconds(4), draft_s=0.0, position_s=0.001)
+    assert costs.price(4, 4, 8)[1] == pytest.approx(0.001 * 4 / costs.seconds(4))
+    assert PassCosts(0.02, 0.0).price(1, 1, 8)[0] == 0.1  # hardly ever right is not worth the work
+    assert PassCosts(0.02, 9.0).price(1, 1, 8)[0] == 0.9  # what was measured may be wrong
