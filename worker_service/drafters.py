@@ -77,14 +77,14 @@ def _head(folder: Path, target: LoadedModel) -> Drafter:
         head = load_head(folder)
         if (head.config.vocabulary, head.config.hidden_size) != (digest, size):
             raise ValueError(f"it was made for {head.config.target}, not for {target.name}")
-        return with_lookup(HeadDrafter(head, embeddings, output))
+        return with_lookup(Sparing(HeadDrafter(head, embeddings, output)))
     except (OSError, ValueError) as error:
         raise ModelError(f"drafter {folder}: {error}") from error
 
 
 def _eagle(folder: Path, target: LoadedModel, blocks: int, block_tokens: int) -> Drafter:
     try:
-        return with_lookup(eagle_drafter(load_eagle(folder), target, blocks=blocks, block_tokens=block_tokens))
+        return with_lookup(Sparing(eagle_drafter(load_eagle(folder), target, blocks=blocks, block_tokens=block_tokens)))
     except (OSError, ValueError) as error:
         raise ModelError(f"drafter {folder}: {error}") from error
 
@@ -118,9 +118,7 @@ def eagle_drafter(
 def with_lookup(drafter: Drafter) -> Drafter:
     """`drafter` behind a lookup of n-grams: where tokens repeat, what followed them is a better guess, and free. What
     followed a single token before is a guess where `drafter` has none."""
-    return FirstOf(
-        NgramDrafter(shortest=2, least=USUAL.least), Sparing(drafter), NgramDrafter(longest=1, least=USUAL.least)
-    )
+    return FirstOf(NgramDrafter(shortest=2, least=USUAL.least), drafter, NgramDrafter(longest=1, least=USUAL.least))
 
 
 def _remote(addresses: str, target: LoadedModel, caller: Caller) -> Drafter:

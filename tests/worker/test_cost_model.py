@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from worker_service.engine.cost_model import TELL_STEPS, CostModel
-from worker_service.engine.types import CostProfile, Row, StepResult
+from worker_service.engine.types import CostProfile, Finish, Row, StepResult
 
 MEASURED = CostProfile(
     draft_s=0.002,
@@ -30,13 +30,15 @@ CHANGED = CostProfile(
 def a_round(cost: CostProfile, batch: int, drafts: int, prefilled: int = 0, times: float = 1.0) -> StepResult:
     """Of `batch` requests that each draft so much, but the first one where it computes its prompt."""
     rows = tuple(
-        Row(str(i), 1, 0, drafted=0 if prefilled and not i else drafts, prefilled=0 if i else prefilled)
+        Row(str(i), 1, 0, drafted=0 if prefilled and not i else drafts, prefilled=0 if i else prefilled, tokens=(1,))
         for i in range(batch)
     )
     drafted = [row.drafted for row in rows]
     verify_s = cost.verify_s + cost.verify_slope_s * (batch - 1) + cost.verify_token_s * sum(drafted)
     other_s = cost.prefill_token_s * prefilled
-    return StepResult(rows, 9, times * max(drafted) * cost.draft_s, times * verify_s, times * other_s)
+    return StepResult(
+        rows, 9, times * max(drafted) * cost.draft_s, times * verify_s, times * other_s, positions=max(drafted)
+    )
 
 
 def rounds(cost: CostProfile, count: int, noise: float = 0.0) -> Iterator[StepResult]:
@@ -111,3 +113,15 @@ def test_a_round_that_got_nowhere_teaches_nothing() -> None:
     for _ in range(2 * TELL_STEPS):
         assert model.observe(StepResult((), 9, 0.0, 5.0, 5.0)) is None
     assert model.profile == MEASURED
+
+
+def test_requests_that_ended_without_being_computed_teach_nothing_of_passes() -> None:
+    model = CostModel(MEASURED)
+    ended = StepResult(tuple(Row(str(i), 1, 0, finish=Finish.ERROR) for i in range(8)), 9, 0.0, 0.0, 0.001)
+    for _ in range(2 * TELL_STEPS):
+        assert model.observe(ended) is None
+    assert model.passes.seconds(8) == CostModel(MEASURED).passes.seconds(8)
+    together = replace(a_round(MEASURED, 1, 0), rows=(*a_round(MEASURED, 1, 0).rows, *ended.rows))
+    for _ in range(2 * TELL_STEPS):
+        model.observe(together)
+    assert model.passes.seconds(1) == pytest.approx(MEASURED.verify_s, rel=0.01)

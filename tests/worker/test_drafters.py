@@ -201,7 +201,7 @@ def test_a_head_goes_on_only_where_the_next_draft_may_be_worth_it_too() -> None:
     assert not Price(0.3, 0.2).goes_on([0.6, 0.1])  # a little more than the price is not worth the time of all
     assert Price(0.3, 0.2).goes_on([0.8, 0.8])
     assert ALL.goes_on([0.0])
-    assert not ALL.goes_on([math.nan])
+    assert [Price(0.3).goes_on([math.nan, chance]) for chance in (0.1, 0.9)] == [False, True]
 
 
 @pytest.fixture(scope="module")
@@ -387,15 +387,14 @@ def test_both_ways_to_compute_a_chain_draft_the_same(batch: int) -> None:
     state, tokens = torch.randn(batch, 64), list(range(batch))
     with torch.inference_mode():
         for price in (ALL, Price(1e-4, -1.0), Price(0.02, 0.05), Price(0.001, 0.4), Price(1.1)):
-            native_chain, torch_chain = (
-                [
-                    [*zip(*own, strict=True)] or [(), ()]
-                    for own in kind(head, embeddings, output)(state, tokens, 5, price)
-                ]
-                for kind in (NativeChain, TorchChain)
+            (native_chain, computed), (torch_chain, positions) = (
+                kind(head, embeddings, output)(state, tokens, 5, price) for kind in (NativeChain, TorchChain)
             )
-            for (drafts, chances), (expected, reckoned) in zip(native_chain, torch_chain, strict=True):
-                assert drafts == expected
-                assert chances == pytest.approx(reckoned, rel=1e-4)
+            assert computed == positions
+            for own, expected in zip(native_chain, torch_chain, strict=True):
+                assert [draft for draft, _ in own] == [draft for draft, _ in expected]
+                chances = [chance for _, chance in expected]
+                assert [chance for _, chance in own] == pytest.approx(chances, rel=1e-4)
             if price is ALL:
-                assert [len(drafts) for drafts, _ in native_chain] == [5] * batch
+                assert [len(drafts) for drafts in native_chain] == [5] * batch
+                assert positions == 5

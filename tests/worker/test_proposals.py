@@ -6,7 +6,7 @@ import pytest
 
 from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
-from worker_service.engine.drafting.drafter import Ask, FirstOf, NoDrafter, Price
+from worker_service.engine.drafting.drafter import ALL, Ask, FirstOf, NoDrafter, Price
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.drafting.sparing import Sparing
 from worker_service.engine.pass_costs import PassCosts
@@ -17,15 +17,18 @@ class Sure(NoDrafter):
     """Drafts as many tokens as it has chances, for everybody."""
 
     def __init__(self, *chances: float) -> None:
-        self.own, self.asked, self.prices = chances, 0, list[Price]()
+        self.own, self.asked, self.asked_at = chances, 0, list[Price]()
+        self._price = ALL
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         self.asked += 1
+        self.asked_at += [self._price] if asks else []
+        self.positions = 1
         self.chances = [self.own[: ask.draft_len] for ask in asks]
         return [[7] * len(own) for own in self.chances]
 
     def price(self, price: Price) -> None:
-        self.prices.append(price)
+        self._price = price
 
 
 def first_round(tiny: Tiny, drafter: NoDrafter, costs: PassCosts | None) -> Row:
@@ -52,7 +55,22 @@ def test_without_costs_all_proposals_are_verified(tiny: Tiny) -> None:
 def test_a_drafter_is_told_the_price_before_it_is_asked(tiny: Tiny) -> None:
     drafter = Sure(0.9)
     first_round(tiny, drafter, PassCosts(0.01, 0.002))
-    assert drafter.prices[-1].least == pytest.approx(0.2)
+    assert drafter.asked_at == [Price(pytest.approx(0.2), 0.0)]
+
+
+def test_of_equally_likely_drafts_no_more_are_verified_than_pay(tiny: Tiny) -> None:
+    costs, driver = PassCosts(0.01, 0.0), Driver(tiny.engine(drafter=Sure(0.5, 0.5)))
+    for _ in range(500):
+        for rows in range(2, 7):
+            costs.observe(rows, 0.01 if rows <= 3 else 0.03, 0.0, 0.0)  # three rows cost as one; the next is dear
+    driver.engine.weigh_drafts(costs)
+    for name, text in zip("ab", TEXTS, strict=False):
+        driver.admit(name, tiny.prompt(text), Limits(max_tokens=40))
+    runs = [Run(name, 4, 64) for name in "ab"]
+    rows = driver.step(runs)
+    while any(row.prefilled for row in rows):
+        rows = driver.step(runs)
+    assert sorted(row.drafted for row in rows) == [0, 1]
 
 
 def test_chances_go_with_the_drafter_that_had_drafts() -> None:
@@ -63,27 +81,37 @@ def test_chances_go_with_the_drafter_that_had_drafts() -> None:
     assert [list(own) for own in drafter.chances] == [lookup.chances[0], [0.4, 0.2]]
 
 
-def test_a_drafter_whose_drafts_do_not_pay_for_their_making_is_asked_now_and_then() -> None:
-    drafter, asks = Sure(0.3), [Ask("a", [1], 4)]
+def spared(drafter: Sure, price: Price, rounds: int) -> tuple[Sparing, int]:
+    """After so many rounds at this price, and how often the drafter was asked in the later half."""
     sparing = Sparing(drafter)
-    sparing.price(Price(0.1, 0.5))
-    answers = [sparing.propose(asks) for _ in range(640)]
-    assert 20 <= drafter.asked < 60
-    assert answers.count([[7]]) == drafter.asked
-    assert answers[-2:] == [[[]], [[7]]]
-    assert len(sparing.chances) == 1
+    sparing.price(price)
+    for i in range(rounds):
+        if i == rounds // 2:
+            drafter.asked = 0
+        sparing.propose([Ask("a", [1], 4)])
+    return sparing, drafter.asked
 
 
-def test_a_drafter_that_was_spared_is_asked_again_once_it_pays() -> None:
-    drafter, asks = Sure(0.3), [Ask("a", [1], 4)]
-    sparing = Sparing(drafter)
-    sparing.price(Price(0.1, 0.5))
-    for _ in range(100):
-        sparing.propose(asks)
-    sparing.price(Price(0.1, 0.01))
-    for _ in range(640):
-        sparing.propose(asks)
-    drafter.asked = 0
-    for _ in range(100):
-        assert sparing.propose(asks) == [[7]]
-    assert drafter.asked == 100
+def test_a_drafter_whose_drafts_do_not_pay_for_their_making_is_not_asked() -> None:
+    sparing, asked = spared(Sure(0.3), Price(0.1, 0.5), 100)
+    assert asked == 0
+    assert (sparing.propose([Ask("a", [1], 4)]), sparing.chances, sparing.positions) == ([[]], (), 0)
+    assert spared(Sure(0.3), Price(0.1, 0.15), 100)[1] == 50
+
+
+@pytest.mark.parametrize("price", [Price(0.1, 0.01), ALL])
+def test_a_drafter_that_was_spared_is_asked_once_it_costs_less(price: Price) -> None:
+    drafter = Sure(0.3)
+    sparing, _ = spared(drafter, Price(0.1, 0.5), 100)
+    sparing.price(price)
+    assert [sparing.propose([Ask("a", [1], 4)]) for _ in range(100)] == [[[7]]] * 100
+
+
+def test_a_drafter_that_is_asked_to_see_what_has_changed_is_judged_by_what_it_costs_else() -> None:
+    drafter = Sure(0.3)
+    sparing, _ = spared(drafter, Price(0.1, 0.5), 100)
+    for _ in range(20):
+        sparing.price(Price(0.1, 0.0))
+        assert sparing.propose([Ask("a", [1], 4)]) == [[7]]
+        sparing.price(Price(0.1, 0.5))
+        assert sparing.propose([Ask("a", [1], 4)]) == [[]]

@@ -146,7 +146,13 @@ async def test_the_engine_weighs_drafts_by_what_its_own_passes_teach(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weighed: list[PassCosts | None] = []
-    monkeypatch.setattr(Engine, "weigh_drafts", lambda _, costs: weighed.append(costs))
+    weigh = Engine.weigh_drafts
+
+    def noted(engine: Engine, costs: PassCosts | None) -> None:
+        weighed.append(costs)
+        weigh(engine, costs)
+
+    monkeypatch.setattr(Engine, "weigh_drafts", noted)
     async with a_runner(tiny) as runner:
         before = weighed[-1].seconds(3)
         report, following = reporter()

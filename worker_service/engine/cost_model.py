@@ -37,15 +37,16 @@ class CostModel:
 
     def observe(self, result: StepResult) -> CostProfile | None:
         """Learn from one step. Returns the profile if others should be told of it: see TELL_STEPS, TELL_CHANGE."""
-        ran = result.ran
+        ran = [row for row in result.ran if row.tokens or row.drafted or row.prefilled]  # in the pass
         if not ran:
             return None
-        prefilled = sum(row.prefilled for row in ran)
-        drafted, other_s = [row.drafted for row in ran], result.verify_s + result.other_s
-        if not prefilled:
-            self.passes.observe(len(drafted) + sum(drafted), other_s, result.draft_s, self._drafting.coefficients[0])
+        prefilled, other_s = sum(row.prefilled for row in ran), result.verify_s + result.other_s
+        drafted, draft_s = [row.drafted for row in ran], result.draft_s
+        changed = self.observe_sums(drafted, prefilled, draft_s, other_s, result.elsewhere, result.positions)
         self._wait_s += (1 - FADING) * (result.wait_s - self._wait_s)
-        return self.observe_sums(drafted, prefilled, result.draft_s, other_s, result.elsewhere)
+        if not prefilled:
+            self.passes.observe(len(drafted) + sum(drafted), other_s, draft_s, self._drafting.coefficients[0])
+        return changed
 
     def observe_sums(
         self,
@@ -54,9 +55,10 @@ class CostModel:
         draft_s: float,
         other_s: float,
         elsewhere: Elsewhere | None = None,
+        positions: int = 0,
     ) -> CostProfile | None:
         """The same, told what each request drafted and what all prefilled. `other_s`: all but the drafter's seconds."""
-        self._drafting.observe([max(drafted)], draft_s)
+        self._drafting.observe([positions], draft_s)
         self._verifying.observe([1, len(drafted) - 1, sum(drafted), prefilled], other_s)
         self._steps += 1
         told = self._told

@@ -216,7 +216,9 @@ class Engine:
                     self.drafter.read(seen(plan.work, sequences, passed.states))
                     draft_s += perf_counter() - read_begun
         times = draft_s, verify_s, perf_counter() - begun - draft_s - wait_s - verify_s, wait_s
-        return StepResult(tuple(rows), self.pool.free_blocks, *times, apart, self.drafter.elsewhere)
+        return StepResult(
+            tuple(rows), self.pool.free_blocks, *times, apart, self.drafter.elsewhere, self.drafter.positions
+        )
 
     def _end(self, request: EngineRequest) -> Row:
         """A request that ends without computing anything."""

@@ -24,9 +24,7 @@ class Proposals:
             drafter.price(Price(*self.costs.price(tokens, rows, most)))
         chances = self._propose(drafter, drafting)
         if self.costs and drafting:
-            cut = self.costs.cut([chance for own in chances for chance in own], tokens, rows)
-            for work, own in zip(drafting, chances, strict=True):
-                work.drafts = work.drafts[: sum(chance >= cut for chance in own)]
+            _keep(drafting, chances, self.costs.worth([chance for own in chances for chance in own], tokens, rows))
         for work in drafting:
             kv = work.request.kv
             kv.truncate(kv.length - work.draft_len + len(work.drafts))
@@ -39,18 +37,26 @@ class Proposals:
                 work.drafts = self._known(matcher.forced(work.draft_len))
         free = [work for work in drafting if not work.drafts]
         proposed = drafter.propose([work.ask for work in free])
-        chances = dict(zip([work.request.id for work in free], drafter.chances, strict=False))
-        for work, drafts in zip(free, proposed, strict=True):
-            work.drafts = self._known(drafts[: work.draft_len])
+        chances = {work.request.id: [1.0] * len(work.drafts) for work in drafting}
+        for i, (work, drafts) in enumerate(zip(free, proposed, strict=True)):
+            known = work.drafts = self._known(drafts[: work.draft_len])
             if matcher := work.request.matcher:
-                work.drafts = self._known(matcher.prune(work.drafts, work.draft_len))
-        return [_filled(chances.get(work.request.id, ()), len(work.drafts)) for work in drafting]
+                work.drafts = self._known(matcher.prune(known, work.draft_len))
+            kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(work.drafts, known, strict=False)))
+            own = list(drafter.chances[i][:kept]) if drafter.chances else [1.0] * kept
+            chances[work.request.id] = own + own[-1:] * (len(work.drafts) - kept)
+        return [chances[work.request.id] for work in drafting]
 
     def _known(self, drafts: Sequence[int]) -> list[int]:
         """Those before the first one that the target does not have."""
         return list(takewhile(lambda token: 0 <= token < self._vocab_size, drafts))
 
 
-def _filled(chances: Sequence[float], count: int) -> list[float]:
-    known = list(chances[:count])
-    return known + [known[-1] if known else 1.0] * (count - len(known))
+def _keep(drafting: Sequence[Work], chances: Sequence[Sequence[float]], count: int) -> None:
+    """Leave so many of all drafts, the likeliest; of equals those that come earlier in their requests."""
+    places = [(-chance, at, i) for i, own in enumerate(chances) for at, chance in enumerate(own)]
+    kept = [0] * len(drafting)
+    for _, _, i in sorted(places)[:count]:
+        kept[i] += 1
+    for work, own in zip(drafting, kept, strict=True):
+        work.drafts = work.drafts[:own]

@@ -139,6 +139,7 @@ class StepResult:
     wait_s: float = 0.0
     apart: frozenset[str] = frozenset()
     elsewhere: Elsewhere | None = None  # None: nothing is drafted in another process
+    positions: int = 0  # for which drafts were computed here, one after the other
 
     @property
     def ran(self) -> tuple[Row, ...]:

@@ -20,9 +20,9 @@ class Chain(Protocol):
 
     def __call__(
         self, state: torch.Tensor, tokens: Sequence[int], longest: int, price: Price
-    ) -> list[list[tuple[int, float]]]:
+    ) -> tuple[list[list[tuple[int, float]]], int]:
         """For each row of `state` [n, hidden] and its newest token in `tokens` [n] at most `longest` drafts, each with
-        the chance that it and all before it are right.
+        the chance that it and all before it are right; and for how many positions drafts were computed.
 
         Only those that may be worth it are returned, and the chain ends once no further one is.
         """
@@ -37,11 +37,13 @@ class TorchChain:
 
     def __call__(
         self, state: torch.Tensor, tokens: Sequence[int], longest: int, price: Price
-    ) -> list[list[tuple[int, float]]]:
+    ) -> tuple[list[list[tuple[int, float]]], int]:
         token = sent(torch.tensor(tokens), state.device)
         chance = torch.ones(len(tokens), dtype=torch.float32, device=state.device)
         drafts: list[list[tuple[int, float]]] = [[] for _ in tokens]
-        for _ in range(longest):
+        positions = 0
+        while positions < longest:
+            positions += 1
             state = self._head(state, embedding(token, self._embeddings))
             logits = linear(self._head.output(state), self._output).float()
             best, index = logits.max(-1)
@@ -53,7 +55,7 @@ class TorchChain:
                     own.append((int(draft), value))
             if not price.goes_on(chances):
                 break
-        return drafts
+        return drafts, positions
 
 
 class _DraftHead(ctypes.Structure):
@@ -90,12 +92,13 @@ class NativeChain:
 
     def __call__(
         self, state: torch.Tensor, tokens: Sequence[int], longest: int, price: Price
-    ) -> list[list[tuple[int, float]]]:
+    ) -> tuple[list[list[tuple[int, float]]], int]:
         n, state = len(tokens), state.to(torch.float32, copy=True)
-        token, drafts, lengths = (torch.empty(size, dtype=torch.int32) for size in (n, (n, longest), n))
+        token, drafts, lengths = (torch.empty(size, dtype=torch.int32) for size in (n, (n, longest), n + 1))
         token.copy_(torch.tensor(tokens))
         chances = torch.empty((n, longest))
         outputs = drafts.data_ptr(), chances.data_ptr(), lengths.data_ptr()
         self._kernel(ctypes.byref(self._head), state.data_ptr(), token.data_ptr(), n, longest, *price, *outputs)
         pairs = map(zip, drafts.tolist(), chances.tolist())
-        return [list(islice(own, length)) for own, length in zip(pairs, lengths.tolist(), strict=True)]
+        *count, positions = lengths.tolist()
+        return [list(islice(own, length)) for own, length in zip(pairs, count, strict=True)], positions

@@ -18,7 +18,8 @@ class Price(NamedTuple):
     def goes_on(self, chances: Iterable[float]) -> bool:
         """Whether a head makes one more draft for each request, where these are the chances of the newest ones. That of
         the next is taken to be 0.6 of it, which is usual, or as much less than it as it is less than 1."""
-        return sum(max(max(0.6 * chance, 2 * chance - 1) - self.least, 0.0) for chance in chances) > self.position
+        likely = (max(0.6 * chance, 2 * chance - 1) for chance in chances)
+        return sum(max(0.0, chance - self.least) for chance in likely) > self.position  # what is no number counts as 0
 
 
 # Of a head's drafts, until their price is known: from replaying held-out answers with the costs of a small machine.
@@ -63,6 +64,7 @@ class Drafter(Protocol):
     """
 
     layers: Sequence[int] = ()  # of the target, ascending: `read` is told what enters these (Target.expose)
+    positions: int = 0  # for how many the last `propose` computed drafts, one after the other
     waited_s: float = 0.0  # seconds of the last `propose` in which it only waited
     # For each draft of the last `propose` the chance that it and all before it are right; (): they count as certain.
     chances: Sequence[Sequence[float]] = ()
@@ -120,7 +122,7 @@ class FirstOf(Drafter):
         self.layers = next((drafter.layers for drafter in drafters if drafter.layers), ())  # one has any, at most
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        self.waited_s, self.apart = 0.0, []
+        self.positions, self.waited_s, self.apart = 0, 0.0, []
         drafts: dict[str, list[int]] = {ask.request_id: [] for ask in asks}
         chances: dict[str, Sequence[float]] = {}
         for drafter in self._drafters:
@@ -129,6 +131,7 @@ class FirstOf(Drafter):
                 proposed = drafter.propose([ask for ask in asks if not drafts[ask.request_id]])
                 drafts |= zip(names, proposed, strict=True)
                 chances |= zip(names, drafter.chances or [[1.0] * len(own) for own in proposed], strict=True)
+                self.positions += drafter.positions
                 self.waited_s += drafter.waited_s
                 self.apart += drafter.apart
         self.chances = [chances[ask.request_id] for ask in asks]

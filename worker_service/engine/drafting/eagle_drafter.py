@@ -117,8 +117,9 @@ class EagleDrafter(Drafter):
 
     def _chain(self, ready: list[tuple[Ask, _State]], hidden: torch.Tensor, drafts: dict[str, list[int]]) -> None:
         """Append to `drafts`, by request, those that follow from `hidden` [requests, hidden]."""
-        chances = [1.0] * len(ready)
+        chances, self.positions = [1.0] * len(ready), 0
         while ready:
+            self.positions += 1
             logits = self._head.logits(hidden).float()
             best, index = logits.max(-1)
             steps, tokens = (best - logits.logsumexp(-1)).exp().tolist(), self._ids[index].tolist()

@@ -41,12 +41,12 @@ class HeadDrafter(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         known = [ask for ask in asks if self._states.get(ask.request_id, (0,))[0] == len(ask.tokens)]
-        self.chances = ()
+        self.chances, self.positions = (), 0
         if not known:
             return [[] for _ in asks]
         hidden = torch.stack([self._states[ask.request_id][1] for ask in known])
         longest = max(ask.draft_len for ask in known)
-        chains = self._chains(hidden, [ask.tokens[-1] for ask in known], longest, self._price)
+        chains, self.positions = self._chains(hidden, [ask.tokens[-1] for ask in known], longest, self._price)
         found = {ask.request_id: chain[: ask.draft_len] for ask, chain in zip(known, chains, strict=True)}
         drafts = [found.get(ask.request_id, []) for ask in asks]
         self.chances = [[chance for _, chance in own] for own in drafts]

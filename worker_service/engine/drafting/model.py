@@ -71,7 +71,9 @@ class ModelDrafter(Drafter):
             computed.append((state.kv, ask.tokens))
             if complete:
                 ready.append(ask)
+        self.positions = 0
         while sequences:
+            self.positions += 1
             logits = self._model.forward(sequences).logits
             while computed:  # not before: a pass may fail
                 kv, tokens = computed.pop()

@@ -156,10 +156,10 @@ class RemoteDrafter(Drafter):
     def _judge(self, request: _Request, tokens: Sequence[int]) -> None:
         """What the target made of the guesses that were proposed."""
         (at, guesses), request.proposed = request.proposed, (0, [])
-        pairs = zip(guesses, tokens[at:], strict=False)
-        right = next((i for i, (guess, token) in enumerate(pairs) if guess != token), len(guesses))
-        self._worth.judged(right, len(guesses))
-        self.drafted += len(guesses)
+        pairs = list(zip(guesses, tokens[at:], strict=False))  # of those that were not verified one at most is judged
+        right = next((i for i, (guess, token) in enumerate(pairs) if guess != token), len(pairs))
+        self._worth.judged(right, len(pairs))
+        self.drafted += len(pairs)
         self.accepted += right
 
     def _await(self, mine: Sequence[tuple[Ask, _Request]], begun_s: float) -> None:

@@ -22,10 +22,11 @@ class Shielded(Drafter):
         self._told: set[str] = set()
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        self.waited_s, self.apart, self.chances = 0.0, (), ()
+        self.positions, self.waited_s, self.apart, self.chances = 0, 0.0, (), ()
         drafts: list[list[int]] = []
         if asks:
             drafts = self._safely(lambda: list(map(list, self._drafter.propose(asks))), drafts)
+            self.positions = self._drafter.positions
             self.waited_s, self.apart = self._drafter.waited_s, self._drafter.apart
             if list(map(len, self._drafter.chances)) == list(map(len, drafts)):
                 self.chances = self._drafter.chances

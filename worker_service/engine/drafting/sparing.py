@@ -1,37 +1,46 @@
-"""A drafter that is only asked while what it drafts is worth the time that this takes. Nothing is drafted here."""
+"""A drafter of this process that is only asked while what it drafts is worth the time that this takes. Nothing is
+drafted here."""
 
 from collections.abc import Sequence
 
 from worker_service.engine.drafting.drafter import ALL, Ask, Drafter, Price, Seen, Verified
 
-_SHARE = 0.1  # of the newest call, in what a call brings
-_PROBE = 32  # rounds: in one of so many it is asked though that did not pay, for it may again
+_SHARE = 0.2  # of the newest call, in what a call brings
+_CHEAPER = 0.8  # of a price at which it did not pay: at such a one it is tried anew
 
 
 class Sparing(Drafter):
-    """A call brings the chances of its drafts, each less the least that it must have, and takes the time of all
-    positions of the longest chain, and of one more."""
+    """A call brings the chances of its drafts, which the drafter tells, each less the least that it must have; it costs
+    the time of the positions for which it drafted. Where positions cost nothing, as they do now and then to find out
+    what has changed, the drafter is always asked."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter, self.layers = drafter, drafter.layers
-        self._price = ALL
+        self._price = self._usual = ALL  # what was told last, and what was told last where positions cost something
         self._brings = 1.0  # tokens, in the mean of the last calls
-        self._rounds = 0
+        self._too_dear: Price | None = None  # the price at which it did not pay; None: it pays
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        self._rounds += 1
-        if self._brings <= 0 and self._rounds % _PROBE:
-            self.chances = ()
-            return [[] for _ in asks]
+        if self._too_dear and self._price.position > 0:
+            if not self._cheaper(self._too_dear):
+                self.chances, self.positions = (), 0
+                return [[] for _ in asks]
+            self._brings = 1.0
         drafts = self._drafter.propose(asks)
-        self.chances = self._drafter.chances
-        worth = sum(max(chance - self._price.least, 0.0) for own in self.chances for chance in own)
-        cost = self._price.position * (1 + max(map(len, drafts), default=0))
-        self._brings += _SHARE * (worth - cost - self._brings)
+        self.chances, self.positions = self._drafter.chances, self._drafter.positions
+        least, position = self._usual
+        worth = sum(max(chance - least, 0.0) for own in self.chances for chance in own)
+        self._brings += _SHARE * (worth - position * self.positions - self._brings)
+        self._too_dear = None if self._brings > 0 else self._too_dear or self._usual
         return drafts
+
+    def _cheaper(self, than: Price) -> bool:
+        return self._price.least < _CHEAPER * than.least or self._price.position < _CHEAPER * than.position
 
     def price(self, price: Price) -> None:
         self._price = price
+        if price.position > 0:
+            self._usual = price
         self._drafter.price(price)
 
     def verified(self, rounds: Sequence[Verified]) -> None:

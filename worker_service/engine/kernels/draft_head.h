@@ -29,7 +29,8 @@ std::pair<int, float> choose(const float* logits, int n) {
 }
 
 // `least` and `position` are those of Price, and so is when a chain ends (drafting/drafter.py). `state` [rows][hidden]
-// and `token` [rows] are overwritten. Row r gets `length`[r] drafts, `draft`[r][longest], and their `chances`.
+// and `token` [rows] are overwritten. Row r gets `length`[r] drafts, `draft`[r][longest], and their `chances`; `length`[rows]
+// is for how many positions drafts were computed.
 template <typename T>
 void draft(const DraftHead& head, float* state, int32_t* token, int rows, int longest, float least, float position,
            int32_t* draft, float* chances, int32_t* length) {
@@ -41,7 +42,7 @@ void draft(const DraftHead& head, float* state, int32_t* token, int rows, int lo
     float *product = floats.data(), *embedding = product + int64_t(rows) * wide, *chance = embedding + int64_t(rows) * width;
     T *normed = narrow.data(), *gated = normed + int64_t(rows) * 2 * width;
     std::fill_n(chance, rows, 1.0f);
-    std::fill_n(length, rows, 0);
+    std::fill_n(length, rows + 1, 0);
     Barrier barrier;
 #pragma omp parallel
     for (int j = 0; j < longest; j++) {
@@ -70,9 +71,11 @@ void draft(const DraftHead& head, float* state, int32_t* token, int rows, int lo
             }
         }
         barrier.wait();
-        float worth = 0;  // all threads see the same
+#pragma omp master
+        length[rows] = j + 1;
+        float worth = 0;  // all threads see the same; what is no number counts as 0
         for (int r = 0; r < rows; r++)
-            worth += std::max(std::max(0.6f * chance[r], 2 * chance[r] - 1) - least, 0.0f);
+            worth += std::max(0.0f, std::max(0.6f * chance[r], 2 * chance[r] - 1) - least);
         if (!(worth > position)) break;
     }
 }
