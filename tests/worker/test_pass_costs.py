@@ -79,6 +79,13 @@ def test_now_and_then_all_drafts_are_verified_at_hardly_any_price_for_costs_may_
     assert sum(kept == 0 for _, kept in steps) == 630
 
 
+def test_of_very_many_drafts_no_more_are_tried_than_make_the_pass_twice_as_long() -> None:
+    costs = PassCosts(0.02, 0.002)
+    for _ in range(63):
+        costs.price(64, 64, 512)
+    assert costs.worth([0.9] * 512, 64, 64) in (72, 73)  # 137 rows take twice as long as 64
+
+
 def test_rows_that_are_taken_to_be_too_dear_are_tried_until_they_are_known() -> None:
     costs = PassCosts(0.02, 0.02)
     for _ in range(3000):
@@ -89,11 +96,13 @@ def test_rows_that_are_taken_to_be_too_dear_are_tried_until_they_are_known() -> 
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.4])
-def test_what_is_known_of_rows_that_are_not_seen_stays_whatever_the_noise(noise: float) -> None:
+@pytest.mark.parametrize("seen", [[4], [2, 4], [3, 4, 12]], ids=str)
+def test_what_is_known_of_rows_that_are_not_seen_stays_whatever_the_noise(noise: float, seen: list[int]) -> None:
     costs, random = learned(range(1, 41)), Random(3)
     before = costs.seconds(40)
-    for _ in range(20_000):
-        costs.observe(4, in_groups(4) * random.uniform(1 - noise, 1 + noise), 0.0, 0.0)
+    for _ in range(5000):
+        rows = random.choice(seen)
+        costs.observe(rows, in_groups(rows) * random.uniform(1 - noise, 1 + noise), 0.0, 0.0)
     assert costs.seconds(40) == pytest.approx(before, rel=0.3)
 
 

@@ -115,3 +115,29 @@ def test_a_drafter_that_is_asked_to_see_what_has_changed_is_judged_by_what_it_co
         assert sparing.propose([Ask("a", [1], 4)]) == [[7]]
         sparing.price(Price(0.1, 0.5))
         assert sparing.propose([Ask("a", [1], 4)]) == [[]]
+
+
+def test_a_drafter_whose_drafts_pay_is_not_spared_for_the_long_chains_that_it_makes_where_they_cost_nothing() -> None:
+    class Long(Sure):
+        def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+            drafts = super().propose(asks)
+            self.positions = 2 if self._price.position > 0 else 8
+            return drafts
+
+    drafter = Long(0.9, 0.2)
+    sparing, _ = spared(drafter, Price(0.5, 0.15), 10)
+    for _ in range(50):
+        sparing.price(Price(0.1, 0.0))
+        sparing.propose([Ask("a", [1], 4)])
+        sparing.price(Price(0.5, 0.15))
+        assert sparing.propose([Ask("a", [1], 4)]) == [[7, 7]]
+
+
+def test_a_drafter_that_answers_too_little_costs_no_step(tiny: Tiny) -> None:
+    class Short(Sure):
+        def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+            drafts = super().propose(asks)[1:]
+            self.chances = self.chances[1:]
+            return drafts
+
+    assert first_round(tiny, Short(0.9), PassCosts(0.01, 0.0)).tokens

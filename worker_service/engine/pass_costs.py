@@ -6,18 +6,32 @@ nearly free, and the next one is dear. A line through all of it is wrong at eith
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
-from math import log2
+from functools import lru_cache
 
-_MOST = 512  # rows that are told apart; passes of more teach nothing, and cost on as these do
-_SHARE = 0.15  # of what a pass tells, in what is known of passes of as many rows
-_ALL = 0.5  # of that share, in what is known of all others: a busy machine makes every pass slower
-_NEAR = 0.125  # in powers of two: rows so near learn more than that
-_SURPRISE = 0.5  # a pass that takes longer by more than this share is an outlier, and counts as much
+import numpy as np
+import numpy.typing as npt
+
+_Floats = npt.NDArray[np.float64]
+
+_MOST = 512  # rows that are told apart. Passes of more rows teach nothing
+_ROWS = np.arange(1.0, _MOST + 1)
+_SHARE = 0.15  # of a surprise that is learned for as many rows as the pass had
+_ALL = 0.5  # of that share, which is learned for all other rows: a busy machine makes every pass slower
+_NEAR = 0.125  # in powers of two: rows so near to those of the pass learn more than that
+_SURPRISE = 0.5  # the largest: a pass that took longer by a greater share counts as if by this one
+_FADING, _SEEN = 0.99, 0.05  # of what has been seen of as many rows, with each pass; from so much on it is believed
 _GAIN = 1.03  # drafts must promise so much more than none: what is known is not exact
 _LEAST_PRICE, _MOST_PRICE = 0.1, 0.9
 _LEAST_S, _MOST_S = 1e-6, 1e4
-_PROBE = 64  # steps with drafts: in one of so many all are verified, for costs may have changed
+_PROBE = 64  # steps with drafts: in one of so many more are verified than pay, for costs may have changed
+_PROBE_ROWS, _PROBE_TIMES = 8, 2.0  # so many at least, and as many as make the pass so many times as long
+
+
+@lru_cache(maxsize=64)
+def _shares(rows: int) -> _Floats:
+    """How much of what a pass of so many rows tells is learned for each of _ROWS, in _SHARE."""
+    near: _Floats = 1 - (1 - _ALL) * np.abs(np.log2(_ROWS / rows)) / _NEAR
+    return np.maximum(near, _ALL)
 
 
 class PassCosts:
@@ -25,7 +39,9 @@ class PassCosts:
 
     def __init__(self, first_s: float, row_s: float) -> None:
         """What a pass of one row takes, and each further row, for a beginning."""
-        self._seconds: list[float] = [max(first_s + row_s * more, _LEAST_S) for more in range(_MOST)]
+        self._known: _Floats = np.maximum(first_s + row_s * (_ROWS - 1), _LEAST_S)
+        self._seen: _Floats = np.zeros(_MOST)
+        self._seconds: list[float] = self._known.tolist()
         self._draft_s = 0.0  # of a step, in the mean
         self._position_s = 0.0  # of a position drafted for all
         self._steps = 0
@@ -42,38 +58,47 @@ class PassCosts:
         self._draft_s += _SHARE * (draft_s - self._draft_s)
         if not 0 < rows <= _MOST:
             return
-        change = 1 + _SHARE * max(min(seconds / self.seconds(rows) - 1, _SURPRISE), -_SURPRISE)
-        # As powers of one change, what rows learn cancels out alike where passes are now faster, now slower.
-        learned = [min(max(known * change**_ALL, _LEAST_S), _MOST_S) for known in self._seconds]
-        for other in range(max(int(rows / 2**_NEAR), 1), min(int(rows * 2**_NEAR) + 1, _MOST) + 1):
-            share = max(1 - (1 - _ALL) * abs(log2(rows / other)) / _NEAR, _ALL)
-            learned[other - 1] = min(max(self._seconds[other - 1] * change**share, _LEAST_S), _MOST_S)
-        # The number of rows that was seen is right, where its neighbours are not in order with it.
-        fewer = [min(known, learned[rows - 1]) for known in learned[: rows - 1]]
-        self._seconds = list(accumulate(fewer + learned[rows - 1 :], max))
+        surprise = max(min(seconds / float(self._known[rows - 1]) - 1, _SURPRISE), -_SURPRISE)
+        # As powers: where passes are now faster, now slower, what rows learn of them cancels out for all alike.
+        known = self._known * (1 + _SHARE * surprise) ** _shares(rows)
+        self._known = np.minimum(np.maximum(known, _LEAST_S), _MOST_S)
+        self._seen *= _FADING
+        self._seen[rows - 1] += 1
+        self._seconds = self._in_order().tolist()
+
+    def _in_order(self) -> _Floats:
+        """What is known, so that it never falls. Rows that were seen lately decide; what is known of others is kept
+        between those."""
+        seen = self._seen > _SEEN
+        least = np.maximum.accumulate(np.where(seen, self._known, 0.0))
+        most = np.minimum.accumulate(np.where(seen, least, np.inf)[::-1])[::-1]
+        between: _Floats = np.minimum(np.maximum(self._known, least), most)
+        return np.maximum.accumulate(between)
 
     def price(self, tokens: int, rows: int, most: int) -> tuple[float, float]:
-        """Of a step that would emit `tokens` by a pass of `rows` without drafts, and may have `most`: the chance of
-        being right, in the mean, that drafts must have to pay where they are cheapest; and the tokens that all requests
-        would get while one position is drafted for them. Now and then next to nothing, for costs may have changed: the
-        next `worth` then takes all."""
+        """Of a step that would emit `tokens` by a pass of `rows` without drafts, and may have `most`: the chance that
+        drafts must have in the mean to pay, for as many drafts as make a row cheapest; and the tokens that all requests
+        would get while one position is drafted for them.
+
+        Now and then next to nothing, for costs may have changed: the next `worth` then takes more than pay."""
         self._steps += 1
         if self._probes:
             return _LEAST_PRICE, 0.0
-        second = tokens / (self.seconds(rows) + self._draft_s)
+        alone_s = self.seconds(rows)
+        second = tokens / (alone_s + self._draft_s)
         counts = [1 << i for i in range(max(most, 1).bit_length())]
-        least = min((self.seconds(rows + count) - self.seconds(rows)) / count for count in counts)
-        return min(max(second * least, _LEAST_PRICE), _MOST_PRICE), second * self._position_s
+        least = second * min((self.seconds(rows + count) - alone_s) / count for count in counts)
+        return min(max(least, _LEAST_PRICE), _MOST_PRICE), second * self._position_s
 
     def worth(self, chances: Sequence[float], tokens: int, rows: int) -> int:
         """How many of the likeliest of these drafts such a pass verifies, so that it makes most tokens a second."""
-        if self._probes:
-            return len(chances)
-        rate = _GAIN * tokens / (self.seconds(rows) + self._draft_s)
-        best, gain = 0, 0.0
+        alone_s = self.seconds(rows)
+        rate, best, gain = _GAIN * tokens / (alone_s + self._draft_s), 0, 0.0
         for count, chance in enumerate(sorted(chances, reverse=True), 1):
-            gain += chance
-            if (better := (tokens + gain) / (self.seconds(rows + count) + self._draft_s)) > rate:
+            seconds, gain = self.seconds(rows + count), gain + chance
+            if self._probes:
+                best = count if count <= _PROBE_ROWS or seconds <= _PROBE_TIMES * alone_s else best
+            elif (better := (tokens + gain) / (seconds + self._draft_s)) > rate:
                 rate, best = better, count
         return best
 

@@ -61,7 +61,8 @@ class EnginePort(Protocol):
         """Run the first `slots` runnable requests of `schedule`, best first. Raises what the device raises."""
 
     def weigh_drafts(self, costs: PassCosts | None) -> None:
-        """From now on a step verifies those drafts that make it worth most, as `costs` goes on to learn; None: all."""
+        """From now on a step verifies those drafts that make it most tokens a second, by `costs`, which go on learning.
+        None: all drafts."""
 
     def rehearse_drafts(self, batch: int, draft_len: int) -> None:
         """Draft `draft_len` tokens for `batch` requests at full cost, for nobody. The warm-up times it."""

@@ -43,7 +43,7 @@ class _State:
 
 
 class EagleDrafter(Drafter):
-    """Drafts greedily, one token at a time for the whole batch, for as long as it is sure enough.
+    """Drafts greedily, one token at a time for the whole batch, for as long as another one may pay.
 
     What the target reads is computed once drafts are asked for. A request may lose its KV here, or find the target
     spared from reading its beginning by a cache: it goes on from what the target reads next. Of the text before, the

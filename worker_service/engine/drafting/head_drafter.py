@@ -11,7 +11,7 @@ from worker_service.engine.drafting.head import DraftHead
 
 
 class HeadDrafter(Drafter):
-    """Drafts greedily, one token at a time for the whole batch, for as long as it is sure enough.
+    """Drafts greedily, one token at a time for the whole batch, for as long as another one may pay.
 
     For a request whose newest hidden state it does not have it drafts nothing: the next round brings one.
     """

@@ -46,6 +46,7 @@ class ModelDrafter(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         drafts: dict[str, list[int]] = {ask.request_id: [] for ask in asks}
+        self.positions = 0
         chances: dict[str, list[float]] = {ask.request_id: [] for ask in asks}
         asks = [ask for ask in asks if len(ask.tokens) + ask.draft_len <= self._context_tokens]
         for ask in asks:
@@ -71,15 +72,14 @@ class ModelDrafter(Drafter):
             computed.append((state.kv, ask.tokens))
             if complete:
                 ready.append(ask)
-        self.positions = 0
         while sequences:
-            self.positions += 1
             logits = self._model.forward(sequences).logits
+            self.positions += bool(ready)
             while computed:  # not before: a pass may fail
                 kv, tokens = computed.pop()
                 kv.publish(tokens)
             best, index = logits.float().max(-1)
-            likely = (best - logits.float().logsumexp(-1)).exp()
+            likely = (best - logits.float().logsumexp(-1)).exp().nan_to_num()
             found = torch.stack([index.double(), likely.double()], -1).tolist()  # one wait for both
             for ask, (token, chance) in zip(ready, found, strict=True):
                 before = chances[ask.request_id]

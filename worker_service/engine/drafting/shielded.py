@@ -26,11 +26,12 @@ class Shielded(Drafter):
         drafts: list[list[int]] = []
         if asks:
             drafts = self._safely(lambda: list(map(list, self._drafter.propose(asks))), drafts)
-            self.positions = self._drafter.positions
             self.waited_s, self.apart = self._drafter.waited_s, self._drafter.apart
-            if list(map(len, self._drafter.chances)) == list(map(len, drafts)):
-                self.chances = self._drafter.chances
-            if len(drafts) != len(asks):
+            if len(drafts) == len(asks):
+                self.positions = self._drafter.positions
+                if list(map(len, self._drafter.chances)) == list(map(len, drafts)):
+                    self.chances = self._drafter.chances
+            else:
                 drafts = []  # whose they are cannot be known
                 for ask in asks:
                     self.forget(ask.request_id)

@@ -28,11 +28,18 @@ class Sparing(Drafter):
             self._brings = 1.0
         drafts = self._drafter.propose(asks)
         self.chances, self.positions = self._drafter.chances, self._drafter.positions
-        least, position = self._usual
-        worth = sum(max(chance - least, 0.0) for own in self.chances for chance in own)
-        self._brings += _SHARE * (worth - position * self.positions - self._brings)
-        self._too_dear = None if self._brings > 0 else self._too_dear or self._usual
+        if self.positions:
+            self._judge()
         return drafts
+
+    def _judge(self) -> None:
+        least, position = self._usual
+        paying = [[chance - least for chance in own if chance > least] for own in self.chances]
+        computed = self.positions
+        if self._price.position <= 0:  # where they cost something chains end soon after the last draft that pays
+            computed = min(computed, 1 + max(map(len, paying), default=0))
+        self._brings += _SHARE * (sum(map(sum, paying)) - position * computed - self._brings)
+        self._too_dear = None if self._brings > 0 else self._too_dear or self._usual
 
     def _cheaper(self, than: Price) -> bool:
         return self._price.least < _CHEAPER * than.least or self._price.position < _CHEAPER * than.position
