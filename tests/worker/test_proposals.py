@@ -4,13 +4,15 @@ from collections.abc import Sequence
 
 import pytest
 
+from protos.structure import grammar
+from protos.v1.types_pb2 import Structure
 from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
 from worker_service.engine.drafting.drafter import ALL, Ask, FirstOf, NoDrafter, Price
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.drafting.sparing import Sparing
 from worker_service.engine.pass_costs import PassCosts
-from worker_service.engine.types import Limits, Row, Run
+from worker_service.engine.types import Limits, Row, Run, Sampling
 
 
 class Sure(NoDrafter):
@@ -141,3 +143,22 @@ def test_a_drafter_that_answers_too_little_costs_no_step(tiny: Tiny) -> None:
             return drafts
 
     assert first_round(tiny, Short(0.9), PassCosts(0.01, 0.0)).tokens
+
+
+def test_what_a_grammar_forces_after_a_draft_is_as_likely_as_that_draft(tiny: Tiny) -> None:
+    """The drafts that the grammar takes away are not right, and their chances say nothing of what it forces instead."""
+
+    class Spelled(Sure):
+        def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+            super().propose(asks)
+            return [spelled[: len(own)] for own in self.chances]
+
+    (a,), (b,) = tiny.prompt("a"), tiny.prompt("b")
+    spelled = [a, b, b, b]
+    driver = Driver(tiny.engine(drafter=Spelled(0.9, 0.01, 0.01, 0.01)))
+    driver.engine.weigh_drafts(PassCosts(0.01, 0.005))
+    sampling = Sampling(grammar=grammar(Structure(regex="[ac][ac]aaaaaaaa")))
+    driver.admit("a", tiny.prompt(TEXTS[0]), Limits(max_tokens=40), sampling)
+    driver.finish_all(draft_len=lambda _: 4)
+    first = next(row for row in driver.rows if row.drafted)
+    assert first.drafted > 1

@@ -45,6 +45,17 @@ def test_what_has_come_is_proposed_and_nothing_is_waited_for() -> None:
     assert table.waits_s == [0.0]
 
 
+def test_guesses_that_were_not_verified_are_not_judged_but_for_the_one_that_a_pass_decides() -> None:
+    """A step may verify fewer than are proposed."""
+    table = Table(Office(delay_s=PASS_S / 2, guesses=[1, 1, 1, 9]))
+    table.admit("a")
+    table.office.time_s += PASS_S
+    assert table.drafter.propose([Ask("a", table.texts["a"], 4)]) == [[1, 1, 1, 9]]
+    table.texts["a"] += [1, 1]  # one of them was verified, and the target's own token came after it
+    table.drafter.verified([Verified("a", table.texts["a"], HIDDEN)])
+    assert (table.drafter.drafted, table.drafter.accepted) == (2, 2)
+
+
 def test_a_wait_is_worth_it_where_guesses_come_within_half_a_pass() -> None:
     table = Table(Office(delay_s=0.3 * PASS_S))
     table.admit("a")
