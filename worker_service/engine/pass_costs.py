@@ -1,5 +1,5 @@
-"""What a pass of the target takes, by the tokens that it computes, and how many drafts are worth a place in it. Learned
-from passes; no clock lives here.
+"""The seconds of a pass of the target by its rows, which are the tokens that it computes; and how many drafts are worth
+a place in it. Passes teach it; no clock lives here.
 
 Rows of a pass do not cost alike. The weights are read once for some rows together: those that fill up such a group come
 nearly free, and the next one is dear. A line through all of it is wrong at either end.
@@ -19,7 +19,7 @@ _SHARE = 0.15  # of a surprise that is learned for as many rows as the pass had
 _ALL = 0.5  # of that share, which is learned for all other rows: a busy machine makes every pass slower
 _NEAR = 0.125  # in powers of two: rows so near to those of the pass learn more than that
 _SURPRISE = 0.5  # the largest: a pass that took longer by a greater share counts as if by this one
-_FADING, _SEEN = 0.99, 0.05  # of what has been seen of as many rows, with each pass; from so much on it is believed
+_FADING, _SEEN = 0.99, 0.05  # with each pass older ones count less; rows that count for more than this are recent
 _GAIN = 1.03  # drafts must promise so much more than none: what is known is not exact
 _LEAST_PRICE, _MOST_PRICE = 0.1, 0.9
 _LEAST_S, _MOST_S = 1e-6, 1e4
@@ -29,7 +29,7 @@ _PROBE_ROWS, _PROBE_TIMES = 8, 2.0  # so many at least, and as many as make the 
 
 @lru_cache(maxsize=64)
 def _shares(rows: int) -> _Floats:
-    """How much of what a pass of so many rows tells is learned for each of _ROWS, in _SHARE."""
+    """To which power what a pass of so many rows tells changes the seconds of each of _ROWS: 1 for as many rows."""
     near: _Floats = 1 - (1 - _ALL) * np.abs(np.log2(_ROWS / rows)) / _NEAR
     return np.maximum(near, _ALL)
 
@@ -38,7 +38,7 @@ class PassCosts:
     """Seconds by rows, which never fall from one number of rows to the next. Used in one thread."""
 
     def __init__(self, first_s: float, row_s: float) -> None:
-        """What a pass of one row takes, and each further row, for a beginning."""
+        """Seconds of a pass of one row, and of each further row, until passes have taught better."""
         self._known: _Floats = np.maximum(first_s + row_s * (_ROWS - 1), _LEAST_S)
         self._seen: _Floats = np.zeros(_MOST)
         self._seconds: list[float] = self._known.tolist()
@@ -67,8 +67,8 @@ class PassCosts:
         self._seconds = self._in_order().tolist()
 
     def _in_order(self) -> _Floats:
-        """What is known, so that it never falls. Rows that were seen lately decide; what is known of others is kept
-        between those."""
+        """Seconds by rows that never fall. The rows of recent passes set the bounds; for rows between them the seconds
+        that are known are cut to these bounds."""
         seen = self._seen > _SEEN
         least = np.maximum.accumulate(np.where(seen, self._known, 0.0))
         most = np.minimum.accumulate(np.where(seen, least, np.inf)[::-1])[::-1]
@@ -80,7 +80,8 @@ class PassCosts:
         drafts must have in the mean to pay, for as many drafts as make a row cheapest; and the tokens that all requests
         would get while one position is drafted for them.
 
-        Now and then next to nothing, for costs may have changed: the next `worth` then takes more than pay."""
+        One step in _PROBE is a probe, for costs may have changed: then both are next to nothing, and `worth` takes more
+        drafts than pay."""
         self._steps += 1
         if self._probes:
             return _LEAST_PRICE, 0.0

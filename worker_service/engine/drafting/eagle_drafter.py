@@ -105,18 +105,19 @@ class EagleDrafter(Drafter):
             if name in self._states:
                 self._states[name] = self._states.pop(name)
         self._catch_up(names)
-        drafts: dict[str, list[int]] = {name: [] for name in names}
-        self._chances: dict[str, list[float]] = {name: [] for name in names}
+        drafts: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
         ready = [(ask, state) for ask in asks if (state := self._states.get(ask.request_id)) and _complete(state, ask)]
         hidden = [state.hidden for _, state in ready if state.hidden is not None]
         self._chain(ready, torch.stack(hidden) if hidden else self._embeddings[:0], drafts)
         for _, state in ready:
             state.kv.truncate(state.length)
-        self.chances = list(self._chances.values())
-        return list(drafts.values())
+        self.chances = [[chance for _, chance in own] for own in drafts.values()]
+        return [[token for token, _ in own] for own in drafts.values()]
 
-    def _chain(self, ready: list[tuple[Ask, _State]], hidden: torch.Tensor, drafts: dict[str, list[int]]) -> None:
-        """Append to `drafts`, by request, those that follow from `hidden` [requests, hidden]."""
+    def _chain(
+        self, ready: list[tuple[Ask, _State]], hidden: torch.Tensor, drafts: dict[str, list[tuple[int, float]]]
+    ) -> None:
+        """Append to `drafts`, by request, those that follow from `hidden` [requests, hidden], and their chances."""
         chances, self.positions = [1.0] * len(ready), 0
         while ready:
             self.positions += 1
@@ -127,8 +128,7 @@ class EagleDrafter(Drafter):
             on = []
             for i, (ask, state) in enumerate(ready):
                 if chances[i] >= self._price.least:
-                    drafts[ask.request_id].append(tokens[i])
-                    self._chances[ask.request_id].append(chances[i])
+                    drafts[ask.request_id].append((tokens[i], chances[i]))
                     if len(drafts[ask.request_id]) < ask.draft_len and self._reserve(state, 1, drafts):
                         on.append(i)
             if not self._price.goes_on(chances):
