@@ -7,6 +7,7 @@ from time import perf_counter, sleep
 
 from worker_service.engine.port import EnginePort
 from worker_service.engine.types import CostProfile, Run, StepResult
+from worker_service.engine.warm_up import Measured
 from worker_service.runner import Runner
 
 
@@ -34,6 +35,7 @@ class Pace:
         self._due = self._due if begun == self._ended else begun
         if ran:
             self._due += self._cost.step_s([row.drafted for row in ran], sum(row.prefilled for row in ran))
+            self._due += self._cost.verify_token_s * sum(row.branched for row in ran)
         now = self._clock()
         if now < self._due:
             self._wait()
@@ -53,8 +55,8 @@ class PacedRunner(Runner):
         super().__init__(engine, slots, threads)
         self._pace = pace
 
-    def _measure(self) -> CostProfile:
-        return self._pace.profile(super()._measure())
+    def _measure(self) -> Measured:
+        return Measured(self._pace.profile(super()._measure().profile), {})
 
     def _step(self, schedule: Sequence[Run], begun: float) -> tuple[StepResult, float]:
         result, _ = super()._step(schedule, begun)

@@ -14,7 +14,7 @@ from time import perf_counter
 from worker_service.engine.cost_model import CostModel
 from worker_service.engine.port import EnginePort
 from worker_service.engine.types import Admission, CostProfile, Held, Run, StepResult
-from worker_service.engine.warm_up import measure
+from worker_service.engine.warm_up import Measured, measure
 from worker_service.reporting import Report, Reporter, Seconds
 from worker_service.tally import Tally
 from worker_service.watchdog import Task
@@ -137,9 +137,9 @@ class Runner:
         try:
             self._engine.bind_thread(self._threads)
             measured = self._measure()
-            self._costs = CostModel(measured)
+            self._costs = CostModel(*measured)
             self._engine.weigh_drafts(self._costs.passes)
-            self.warmed.set_result(measured)
+            self.warmed.set_result(measured.profile)
             self._run()
         except BaseException as error:
             failure = error
@@ -154,7 +154,7 @@ class Runner:
         if not self.warmed.done():
             self.warmed.set_exception(failure or RuntimeError("stopped"))
 
-    def _measure(self) -> CostProfile:
+    def _measure(self) -> Measured:
         return measure(self._engine, self.slots)
 
     def _run(self) -> None:

@@ -354,7 +354,7 @@ def test_a_request_whose_output_is_complete_ends_without_a_pass(toy: VllmEngine)
 
 
 def test_the_warm_up_measures_the_costs_and_leaves_nothing(toy: VllmEngine) -> None:
-    cost = measure(toy, slots=2)
+    cost = measure(toy, slots=2).profile
     assert cost.verify_s > 0
     assert cost.prefill_token_s > 0
     assert cost.offload_block_s == 0

@@ -174,7 +174,7 @@ def test_states_do_not_pile_up_while_nobody_asks_for_drafts(
 
 def test_the_warm_up_times_its_drafting_and_leaves_nothing(tiny: Tiny, target: LoadedModel, tmp_path: Path) -> None:
     drafter = drafter_of(make_eagle(tmp_path, tiny.model), target, blocks=100)
-    assert measure(tiny.engine(drafter=drafter), 3).draft_s > 0
+    assert measure(tiny.engine(drafter=drafter), 3).profile.draft_s > 0
     assert drafter._pool.free_blocks == 100
 
 

@@ -206,7 +206,7 @@ def test_warm_up_verifies_as_many_drafts_as_are_asked_for_however_unsure_the_dra
 
 def test_warm_up_measures_all_costs_and_leaves_nothing(tiny: Tiny) -> None:
     engine = tiny.engine(blocks=64, host_blocks=4)
-    cost = measure(engine, slots=4)
+    cost = measure(engine, slots=4).profile
     assert min(cost.draft_s, cost.verify_s, cost.prefill_token_s, cost.offload_block_s) > 0
     assert cost.verify_slope_s >= 0
     assert not engine.held()

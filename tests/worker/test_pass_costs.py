@@ -75,8 +75,34 @@ def test_those_drafts_are_verified_that_make_most_tokens_a_second(chances: list[
 def test_now_and_then_all_drafts_are_verified_at_hardly_any_price_for_costs_may_have_changed() -> None:
     costs = PassCosts(0.02, 0.02)  # one more row is as dear as a pass of its own
     steps = [(costs.price(1, 1, 2), costs.worth([0.3, 0.1], 1, 1)) for _ in range(640)]
-    assert steps.count(((0.1, 0.0), 2)) == 10
+    assert steps.count(((0.03, 0.0), 2)) == 10
     assert sum(kept == 0 for _, kept in steps) == 630
+
+
+def test_now_and_then_fewer_drafts_are_verified_than_pay_for_what_fewer_take_may_have_changed() -> None:
+    costs = PassCosts(0.02, 0.0)
+    kept = []
+    for _ in range(64):
+        costs.price(1, 1, 8)
+        kept.append(costs.worth([0.9] * 8, 1, 1))
+    assert sorted(kept) == [1, 2, 4, 4, *[8] * 60]
+
+
+def test_rows_that_were_not_seen_lately_are_learned_from_few_passes() -> None:
+    costs = PassCosts(0.02, 0.005)
+    for _ in range(500):
+        costs.observe(5, 0.04, 0.0, 0.0)
+    for _ in range(6):
+        costs.observe(2, 0.02, 0.0, 0.0)
+    assert costs.seconds(2) == pytest.approx(0.02, rel=0.1)
+    assert costs.seconds(5) == pytest.approx(0.04, rel=0.1)
+
+
+def test_seconds_that_were_measured_count_until_passes_have_taught_better() -> None:
+    costs = PassCosts(0.02, 0.001, {5: 0.04, 3: 0.03, 9: 0.03})
+    assert [costs.seconds(rows) for rows in (1, 2, 3, 4, 5, 9, 19)] == pytest.approx(
+        [0.02, 0.025, 0.03, 0.035, 0.04, 0.04, 0.05]  # more rows never take less; beyond those measured as a line
+    )
 
 
 def test_of_very_many_drafts_no_more_are_tried_than_make_the_pass_twice_as_long() -> None:
@@ -92,6 +118,7 @@ def test_rows_that_are_taken_to_be_too_dear_are_tried_until_they_are_known() -> 
         costs.price(1, 1, 4)
         kept = costs.worth([0.9] * 4, 1, 1)
         costs.observe(1 + kept, 0.02, 0.0, 0.0)
+    costs.price(1, 1, 4)
     assert costs.worth([0.9] * 4, 1, 1) == 4
 
 
@@ -113,5 +140,5 @@ def test_a_draft_is_priced_at_the_tokens_that_all_would_get_in_the_time_of_a_row
     assert position == 0  # nothing was drafted yet
     costs.observe(4, costs.seconds(4), draft_s=0.0, position_s=0.001)
     assert costs.price(4, 4, 8)[1] == pytest.approx(0.001 * 4 / costs.seconds(4))
-    assert PassCosts(0.02, 0.0).price(1, 1, 8)[0] == 0.1  # hardly ever right is not worth the work
+    assert PassCosts(0.02, 0.0).price(1, 1, 8)[0] == 0.03  # hardly ever right is not worth the work
     assert PassCosts(0.02, 9.0).price(1, 1, 8)[0] == 0.9  # what was measured may be wrong

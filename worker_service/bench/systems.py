@@ -27,7 +27,7 @@ class Ours:
         engine, limits = self._engine, Limits(max_tokens, ignore_eos=self._ignore_eos)
         costs = self._costs.get(len(batch))
         if costs is None:
-            costs = self._costs[len(batch)] = CostModel(measure(engine, len(batch)))
+            costs = self._costs[len(batch)] = CostModel(*measure(engine, len(batch)))
         engine.weigh_drafts(costs.passes)  # as a worker does
         begun = perf_counter()
         outputs: dict[str, list[int]] = {}

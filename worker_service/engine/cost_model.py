@@ -6,7 +6,7 @@ beside that draft_s for each position drafted. So there are two linear models, f
 steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 
 from worker_service.engine.pass_costs import PassCosts
@@ -24,7 +24,8 @@ _LEAST_S = 1e-6
 class CostModel:
     """Not thread-safe but for reading `profile`."""
 
-    def __init__(self, measured: CostProfile) -> None:
+    def __init__(self, measured: CostProfile, passes: Mapping[int, float] | None = None) -> None:
+        """`passes`: seconds of passes by their rows, as far as measured."""
         self.profile = self._told = measured
         least_s = 0.01 * measured.verify_s  # a coefficient that was measured as nothing may grow, too
         self._drafting = _LinearModel([measured.draft_s], least_s)
@@ -33,7 +34,7 @@ class CostModel:
         )
         self._wait_s = 0.0  # of a step, in the mean
         self._steps = 0
-        self.passes = PassCosts(measured.verify_s, min(measured.verify_slope_s, measured.verify_token_s))
+        self.passes = PassCosts(measured.verify_s, min(measured.verify_slope_s, measured.verify_token_s), passes)
 
     def observe(self, result: StepResult) -> CostProfile | None:
         """Learn from one step. Returns the profile if others should be told of it: see TELL_STEPS, TELL_CHANGE."""
@@ -45,7 +46,8 @@ class CostModel:
         self._wait_s += (1 - FADING) * (result.wait_s - self._wait_s)
         changed = self.observe_sums(drafted, prefilled, draft_s, other_s, result.elsewhere, result.positions)
         if not prefilled:
-            self.passes.observe(len(drafted) + sum(drafted), other_s, draft_s, self._drafting.coefficients[0])
+            rows = len(ran) + sum(row.drafted + row.branched for row in ran)
+            self.passes.observe(rows, other_s, draft_s, self._drafting.coefficients[0])
         return changed
 
     def observe_sums(

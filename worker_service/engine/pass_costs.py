@@ -5,7 +5,7 @@ Rows of a pass do not cost alike. The weights are read once for some rows togeth
 nearly free, and the next one is dear. A line through all of it is wrong at either end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -16,30 +16,36 @@ _Floats = npt.NDArray[np.float64]
 _MOST = 512  # rows that are told apart. Passes of more rows teach nothing
 _ROWS = np.arange(1.0, _MOST + 1)
 _SHARE = 0.15  # of a surprise that is learned for as many rows as the pass had
+_NEW = 3.0  # times that share, where no such pass was seen lately
 _ALL = 0.5  # of that share, which is learned for all other rows: a busy machine makes every pass slower
 _NEAR = 0.125  # in powers of two: rows so near to those of the pass learn more than that
 _SURPRISE = 0.5  # the largest: a pass that took longer by a greater share counts as if by this one
 _FADING, _SEEN = 0.99, 0.05  # with each pass older ones count less; rows that count for more than this are recent
 _GAIN = 1.03  # drafts must promise so much more than none: what is known is not exact
-_LEAST_PRICE, _MOST_PRICE = 0.1, 0.9
+_LEAST_PRICE, _MOST_PRICE = 0.03, 0.9
 _LEAST_S, _MOST_S = 1e-6, 1e4
 _PROBE = 64  # steps with drafts: in one of so many more are verified than pay, for costs may have changed
+_FEWER = 16  # and in one of so many fewer: else what fewer take is known from the warm-up alone
 _PROBE_ROWS, _PROBE_TIMES = 8, 2.0  # so many at least, and as many as make the pass so many times as long
 
 
 @lru_cache(maxsize=64)
-def _shares(rows: int) -> _Floats:
-    """To which power what a pass of so many rows tells changes the seconds of each of _ROWS: 1 for as many rows."""
-    near: _Floats = 1 - (1 - _ALL) * np.abs(np.log2(_ROWS / rows)) / _NEAR
-    return np.maximum(near, _ALL)
+def _near(rows: int) -> _Floats:
+    """How much a pass of so many rows tells of passes of each of _ROWS: from 1 for as many to 0."""
+    return np.maximum(1 - np.abs(np.log2(_ROWS / rows)) / _NEAR, 0.0)
 
 
 class PassCosts:
     """Seconds by rows, which never fall from one number of rows to the next. Used in one thread."""
 
-    def __init__(self, first_s: float, row_s: float) -> None:
-        """Seconds of a pass of one row, and of each further row, until passes have taught better."""
-        self._known: _Floats = np.maximum(first_s + row_s * (_ROWS - 1), _LEAST_S)
+    def __init__(self, first_s: float, row_s: float, measured: Mapping[int, float] | None = None) -> None:
+        """Seconds of a pass of one row, and of each further row, until passes have taught better; or those that were
+        `measured` for some numbers of rows, between these along straight lines, and `row_s` for each row more."""
+        points = sorted({1: first_s, **(measured or {})}.items())
+        rows, seconds = np.array(points).T
+        further = row_s * np.maximum(_ROWS - rows[-1], 0)
+        known = np.interp(_ROWS, rows, np.maximum.accumulate(seconds)) + further
+        self._known: _Floats = np.maximum(known, _LEAST_S)
         self._seen: _Floats = np.zeros(_MOST)
         self._seconds: list[float] = self._known.tolist()
         self._draft_s = 0.0  # of a step, in the mean
@@ -59,8 +65,9 @@ class PassCosts:
         if not 0 < rows <= _MOST:
             return
         surprise = max(min(seconds / float(self._known[rows - 1]) - 1, _SURPRISE), -_SURPRISE)
+        own = max(1.0, _NEW / (1 + float(self._seen[rows - 1])))
         # As powers: where passes are now faster, now slower, what rows learn of them cancels out for all alike.
-        known = self._known * (1 + _SHARE * surprise) ** _shares(rows)
+        known = self._known * (1 + _SHARE * surprise) ** (_ALL + (own - _ALL) * _near(rows))
         self._known = np.minimum(np.maximum(known, _LEAST_S), _MOST_S)
         self._seen *= _FADING
         self._seen[rows - 1] += 1
@@ -80,8 +87,8 @@ class PassCosts:
         drafts must have in the mean to pay, for as many drafts as make a row cheapest; and the tokens that all requests
         would get while one position is drafted for them.
 
-        One step in _PROBE is a probe, for costs may have changed: then both are next to nothing, and `worth` takes more
-        drafts than pay."""
+        Some steps are probes, for costs may have changed. In one of _PROBE both are next to nothing, and `worth` takes
+        more drafts than pay; in one of _FEWER it takes fewer."""
         self._steps += 1
         if self._probes:
             return _LEAST_PRICE, 0.0
@@ -101,7 +108,8 @@ class PassCosts:
                 best = count if count <= _PROBE_ROWS or seconds <= _PROBE_TIMES * alone_s else best
             elif (better := (tokens + gain) / (seconds + self._draft_s)) > rate:
                 rate, best = better, count
-        return best
+        turn, at = divmod(self._steps, _FEWER)
+        return best >> 1 + turn % 3 if at == _FEWER // 2 else best
 
     @property
     def _probes(self) -> bool:

@@ -112,7 +112,8 @@ class Row:
     placement: int
     start: int  # output tokens before the round
     tokens: tuple[int, ...] = ()  # emitted; the last one ended the request if `finish` is set
-    drafted: int = 0
+    drafted: int = 0  # positions for which drafts were verified
+    branched: int = 0  # drafts that were verified beside one for each position
     accepted: int = 0
     prefilled: int = 0  # tokens of the prompt, or of a text whose KV was lost, computed in this round
     blocks: int = 0  # of KV that no other request shares: dropping the request would free as many

@@ -11,12 +11,18 @@ from worker_service.engine.types import Admission, CostProfile, Limits, Run, Sam
 _PROMPT = 64
 WARM_UP_TOKENS = 3 * _PROMPT  # of each request: its prompt and what its rounds emit at most
 _DRAFTS = 4
+_OWN_DRAFTS = (1, 2, 4, 8)  # of one request: from how many rows on a pass takes longer differs much between machines
 _REPETITIONS = 3
 _OFFLOADED = 8  # blocks copied at a time
 _LIMITS = Limits(max_tokens=1 << 20, ignore_eos=True)
 
 
-def measure(engine: EnginePort, slots: int) -> CostProfile:
+class Measured(NamedTuple):
+    profile: CostProfile
+    passes: dict[int, float]  # seconds of a pass by its rows, at some of them
+
+
+def measure(engine: EnginePort, slots: int) -> Measured:
     """Time prefills, and steps of one request and of `slots`, without drafts and with. The engine must hold no request.
 
     Of a few repetitions the fastest counts, for a busy machine only ever adds time. With a small model all of it takes
@@ -35,9 +41,11 @@ def measure(engine: EnginePort, slots: int) -> CostProfile:
     alone = _steps(engine, names[:1], 0)
     together = _steps(engine, names, 0)
     drafting = _steps(engine, names, _DRAFTS)
+    own = [_steps(engine, names[:1], count) for count in _OWN_DRAFTS]
     for name in names:
         engine.forget(name)
-    return CostProfile(
+    passes = {batch + drafting.drafted: drafting.verify_s, batch: together.verify_s, 1: alone.verify_s}
+    profile = CostProfile(
         draft_s=max(drafting.draft_s, _drafting(engine, batch)),
         verify_s=alone.verify_s,
         verify_slope_s=max(together.verify_s - alone.verify_s, 0.0) / max(batch - 1, 1),
@@ -45,6 +53,7 @@ def measure(engine: EnginePort, slots: int) -> CostProfile:
         verify_token_s=max(drafting.verify_s - together.verify_s, 0.0) / (drafting.drafted or 1),
         offload_block_s=_offloading(engine) if engine.host_blocks else 0.0,
     )
+    return Measured(profile, passes | {1 + each.drafted: each.verify_s for each in own if each.drafted})
 
 
 class _Steps(NamedTuple):
