@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from protos.tls import Tls
 from worker_service.draft_post import LinkPost
+from worker_service.engine.drafting.blended import Blended
 from worker_service.engine.drafting.drafter import USUAL, Drafter, FirstOf, NoDrafter, Price
 from worker_service.engine.drafting.eagle import EagleHead, load_eagle
 from worker_service.engine.drafting.eagle_drafter import EagleDrafter
@@ -116,8 +117,13 @@ def eagle_drafter(
 
 
 def with_lookup(drafter: Drafter) -> Drafter:
-    """`drafter` behind a lookup of n-grams: where tokens repeat, what followed them is a better guess, and free. What
-    followed a single token before is a guess where `drafter` has none."""
+    """`drafter` beside a lookup of n-grams: where tokens repeat, what followed them is a good guess, and free."""
+    return Blended(NgramDrafter(least=USUAL.least), drafter)
+
+
+def behind_lookup(drafter: Drafter) -> Drafter:
+    """`drafter` for requests in which no two tokens repeat. What followed a single token before is a guess where it has
+    none."""
     return FirstOf(NgramDrafter(shortest=2, least=USUAL.least), drafter, NgramDrafter(longest=1, least=USUAL.least))
 
 
@@ -132,7 +138,7 @@ def _remote(addresses: str, target: LoadedModel, caller: Caller) -> Drafter:
             "vocabulary": vocabulary_digest(target.tokenizer),
         }
     )
-    return with_lookup(Shielded(RemoteDrafter(post, os.urandom(32))))
+    return behind_lookup(Shielded(RemoteDrafter(post, os.urandom(32))))
 
 
 def _model(folder: Path, target: LoadedModel, blocks: int, block_tokens: int, attention: str) -> Drafter:

@@ -14,7 +14,7 @@ from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 from tests.worker.attached import NOBODY, attached, process
-from worker_service.drafters import with_lookup
+from worker_service.drafters import behind_lookup
 from worker_service.engine.drafting.drafter import Ask, Drafter, NoDrafter, Verified
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.drafting.remote_drafter import RemoteDrafter
@@ -161,7 +161,7 @@ def main() -> None:
             once(NgramDrafter())
             before, figures = once(NgramDrafter()), []
             for _ in range(asked.repetitions):
-                ran = once(with_lookup(remote))
+                ran = once(behind_lookup(remote))
                 after = once(NgramDrafter())
                 lookup = [mean(pair) for pair in zip(before[:3], after[:3], strict=True)]
                 figures.append((*(ran[i] / lookup[i] for i in range(3)), ran.longest, ran.waited))

@@ -14,8 +14,8 @@ from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
 from worker_service.drafters import make_drafter, vocabulary_digest
 from worker_service.engine import native
-from worker_service.engine.drafting.chain import NativeChain, TorchChain
-from worker_service.engine.drafting.drafter import ALL, Ask, Drafter, FirstOf, NoDrafter, Price, Verified
+from worker_service.engine.drafting.chain import NativeRecurrence, TorchRecurrence
+from worker_service.engine.drafting.drafter import ALL, Ask, Chain, Drafter, FirstOf, NoDrafter, Price, Verified
 from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig, load_head, save_head
 from worker_service.engine.drafting.head_drafter import HeadDrafter
 from worker_service.engine.drafting.model import ModelDrafter
@@ -355,7 +355,9 @@ def test_warm_up_sees_what_a_draft_costs_though_lookups_hit(tiny: Tiny) -> None:
 
     tables = tiny.model.get_input_embeddings().weight, tiny.model.get_output_embeddings().weight
     lookup, both = NgramDrafter(), FirstOf(NgramDrafter(), Slow(random_head(tiny), *tables))
-    free, dear = (measure(tiny.engine(blocks=64, drafter=drafter), slots=4).draft_s for drafter in (lookup, both))
+    free, dear = (
+        measure(tiny.engine(blocks=64, drafter=drafter), slots=4).profile.draft_s for drafter in (lookup, both)
+    )
     assert Slow.steps > 0
     assert dear > free
 
@@ -373,28 +375,51 @@ def test_where_drafts_are_dear_those_that_are_likely_wrong_are_left_out(kind: st
     assert drafted(0.0) > drafted(0.6) >= drafted(1.1) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("batch", [1, 3, 9])
-def test_both_ways_to_compute_a_chain_draft_the_same(batch: int) -> None:
+def test_both_ways_to_compute_chains_draft_the_same(batch: int, width: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     head = DraftHead(DraftHeadConfig("target", "", hidden_size=64, intermediate_size=96, draft_tokens=160))
     head.draft_ids.copy_(torch.randperm(200)[:160])
     for norm in (head.state_norm, head.token_norm, head.mlp_norm, head.output_norm):
         torch.nn.init.uniform_(norm, 0.5, 2.0)
     embeddings, output = torch.randn(200, 64), torch.randn(160, 64) / 4
-    assert NativeChain.supports(head, embeddings) == (native.kernels() is not None)
-    if not NativeChain.supports(head, embeddings):
+    assert NativeRecurrence.supports(head, embeddings) == (native.kernels() is not None)
+    if not NativeRecurrence.supports(head, embeddings):
         pytest.skip("no native kernels here")
     state, tokens = torch.randn(batch, 64), list(range(batch))
+    natively = NativeRecurrence(head, embeddings.to(dtype), output)
+    exactly = TorchRecurrence(head, embeddings, output)
     with torch.inference_mode():
         for price in (ALL, Price(1e-4, -1.0), Price(0.02, 0.05), Price(0.001, 0.4), Price(1.1)):
-            (native_chain, computed), (torch_chain, positions) = (
-                kind(head, embeddings, output)(state, tokens, 5, price) for kind in (NativeChain, TorchChain)
-            )
-            assert computed == positions
-            for own, expected in zip(native_chain, torch_chain, strict=True):
-                assert [draft for draft, _ in own] == [draft for draft, _ in expected]
-                chances = [chance for _, chance in expected]
-                assert [chance for _, chance in own] == pytest.approx(chances, rel=1e-4)
+            drafted, positions = natively(state, tokens, width, 5, price)
+            assert [len(chains) for chains in drafted] == [width] * batch
+            assert exactly(state, tokens, width, 5, price).positions == pytest.approx(positions, abs=1)
+            for own, token, chains in zip(state, tokens, drafted, strict=True):
+                firsts = [chain[0][0] for chain in chains if chain]
+                assert len(set(firsts)) == len(firsts)
+                for chain in chains:
+                    assert_is_greedy(head, embeddings, output, own, token, chain, width)
             if price is ALL:
-                assert [len(drafts) for drafts in native_chain] == [5] * batch
-                assert positions == 5
+                assert {len(chain) for chains in drafted for chain in chains} == {positions} == {5}
+
+
+def assert_is_greedy(
+    head: DraftHead,
+    embeddings: torch.Tensor,
+    output: torch.Tensor,
+    state: torch.Tensor,
+    token: int,
+    chain: Chain,
+    width: int,
+) -> None:
+    """Each draft is the likeliest after those before it, the first one of the `width` likeliest; but for rounding."""
+    before = 1.0
+    for at, (draft, chance) in enumerate(chain):
+        state = head(state[None], embeddings[token][None])[0]
+        shares = (output @ head.output(state)).softmax(-1)
+        share = shares[head.draft_ids.tolist().index(draft)]
+        assert share >= 0.9 * shares.topk(1 if at else width).values[-1]
+        assert chance / before == pytest.approx(float(share), rel=0.1)
+        before, token = chance, draft

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from worker_service.drafters import with_lookup
+from worker_service.drafters import behind_lookup
 from worker_service.engine.drafting.drafter import Ask, Drafter, NoDrafter, Price
 from worker_service.engine.drafting.ngram import NgramDrafter
 
@@ -69,7 +69,7 @@ class Guesses(NoDrafter):
 def test_what_followed_two_tokens_goes_before_a_drafters_guess_and_what_followed_one_after(
     tokens: list[int], guesses: tuple[int, ...], expected: list[int]
 ) -> None:
-    drafter = with_lookup(Guesses(*guesses))
+    drafter = behind_lookup(Guesses(*guesses))
     drafter.price(Price(0.1))
     assert [drafts[:2] for drafts in drafter.propose([Ask("a", tokens, 4)])] == [expected]
 

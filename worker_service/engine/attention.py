@@ -31,6 +31,8 @@ _handles = itertools.count()
 class PagedAttention(ABC):
     """Keys and values of all requests of one model."""
 
+    forks = False  # whether it heeds the source of a QueryRange
+
     def __init__(self, data: Sequence[torch.Tensor], longest: int) -> None:
         """`data`: of each layer [2 (key, value), blocks, kv heads, block_tokens * dim]. `longest`: tokens of a text."""
         self._data, self._host = data, HostBlocks(data)
@@ -124,6 +126,8 @@ def _memory(shape: AttentionShape, blocks: int, block_tokens: int) -> tuple[int,
 class NativeAttention(PagedAttention):
     """kernels/attention.h, for a CPU."""
 
+    forks = True
+
     @staticmethod
     def supports(shapes: Sequence[AttentionShape], block_tokens: int, dtype: torch.dtype) -> bool:
         fits = all(n % native.LANES == 0 for n in (block_tokens, *(shape.dim for shape in shapes)))
@@ -145,7 +149,7 @@ class NativeAttention(PagedAttention):
     def begin(self, ranges: Sequence[QueryRange], also: Sequence[Sequence[int]] = ()) -> list[torch.Tensor]:
         self._ranges, self._tables = array("i"), array("i")
         for each in ranges:
-            self._ranges.extend((each.begin, each.n, each.start, len(self._tables)))
+            self._ranges.extend((each.begin, each.n, each.start, len(self._tables), each.source))
             self._tables.extend(each.table)
         self.ranges = self._ranges.buffer_info()[0], len(ranges), self._tables.buffer_info()[0]  # for the kernels
         return sent_together(also, torch.device("cpu"))

@@ -11,12 +11,13 @@ Ints = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class QueryRange(NamedTuple):
-    """The packed tokens begin..begin + n of a pass: they are those of one request from position `start` on."""
+    """The packed tokens begin..begin + n of a pass: they are those of one text from position `start` on."""
 
     begin: int
     n: int
     start: int
-    table: "array[int]"  # the request's blocks, in order
+    table: "array[int]"  # the text's blocks, in order
+    source: int = -1  # block whose tokens before `start` are this text's, too; -1: the text's own blocks have all
 
 
 class BlockPlan:

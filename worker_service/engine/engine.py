@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from worker_service.engine import branches
 from worker_service.engine.drafting.drafter import ALL, Drafter, Verified
 from worker_service.engine.drafting.shielded import Shielded
 from worker_service.engine.hooks import HOOKS, LogitsContext, LogitsHook
@@ -14,7 +15,7 @@ from worker_service.engine.host_pool import HostPool
 from worker_service.engine.kv import KV
 from worker_service.engine.length_head import LengthProbe
 from worker_service.engine.pass_costs import PassCosts
-from worker_service.engine.planning import Planner, Work, ask_of, seen
+from worker_service.engine.planning import Branch, Planner, Work, ask_of, seen
 from worker_service.engine.proposals import Proposals
 from worker_service.engine.request import EngineRequest
 from worker_service.engine.sampler import Drawn, Sampler
@@ -62,7 +63,7 @@ class Engine:
         self.pool = self.target.new_pool(blocks, block_tokens, attention)
         self.host = HostPool(self.target, host_blocks)
         self.drafter, self._probe = Shielded(drafter), probe
-        self._proposals = Proposals(self.target.vocab_size)
+        self._proposals = Proposals(self.target.vocab_size, self.target.forks)
         if drafter.layers:
             self.target.expose(drafter.layers)
         self._tokenizer = tokenizer.backend_tokenizer
@@ -204,11 +205,11 @@ class Engine:
             # Masks need no logits: they are made during the pass.
             making = self._structures.begin(asked) if asked else None
             sequences = [work.sequence for work in plan.work]
-            passed = self.target.forward(sequences) if sequences else None
+            passed = self.target.forward(sequences + branches.sequences(plan.work)) if sequences else None
             verify_s = perf_counter() - verify_begun
             if passed is not None:
                 masks = self._structures.take(making, asked) if making else {}
-                rows += self._verify(plan.work, passed, masks)
+                rows += self._verify(plan.work, passed := scored(plan.work, passed), masks)
                 if passed.clock:  # nobody has waited for the pass until its tokens were drawn
                     verify_s = passed.clock.seconds()
                 if passed.states is not None:
@@ -229,15 +230,19 @@ class Engine:
     def _verify(self, works: Sequence[Work], passed: Passed, masks: Masks) -> list[Row]:
         """Keep the drafts that the target agrees with, and its own token after them.
 
-        `passed`: in the works' order, `scored` and num_logits of each. `masks`: by request, what its structure allows.
+        `passed`: in the works' order num_logits of each, then those of branches. `masks`: by request, what its
+        structure allows.
         """
-        passed = scored(works, passed)
         asked = [self._context(work, masks.get(work.request.id)) for work in works if work.num_logits]
-        drawn = iter(self._sampler.draw(passed.logits, asked))
+        own = iter(self._sampler.draw(passed.logits, asked))
+        drawn = branches.follow(
+            works, [next(own) if work.num_logits else Drawn() for work in works], passed, self._draw
+        )
+        branches.prune(works)
         rows, verified, begins, begin = [], [], [], 0
-        for work in works:
+        for work, found in zip(works, drawn, strict=True):
             begins.append(begin)
-            row = self._accept(work, next(drawn) if work.num_logits else Drawn(), masks.get(work.request.id))
+            row = self._accept(work, found, masks.get(work.request.id))
             if row.tokens and row.finish is None:
                 hidden = passed.hidden[begin + len(row.tokens) - 1]
                 verified.append(Verified(row.request_id, work.request.tokens, hidden, work.ask.local))
@@ -250,6 +255,10 @@ class Engine:
         own, (bits, few) = work.request, mask if isinstance(mask, Mask) else (None, ())
         about = own.sampling, own.limits, self._eos_ids, bits, few, own.counted
         return LogitsContext(own.tokens, work.drafts, own.output_tokens, *about)
+
+    def _draw(self, logits: torch.Tensor, asked: Sequence[tuple[Work, Branch]]) -> list[Drawn]:
+        """What follows the first token of each branch."""
+        return self._sampler.draw(logits, [self._context(work, None).after(branch.tokens) for work, branch in asked])
 
     def _accept(self, work: Work, drawn: Drawn, mask: Mask | StructureError | None) -> Row:
         """As _verify, for one request."""
@@ -269,6 +278,7 @@ class Engine:
             start,
             tokens=tuple(emitted),
             drafted=len(work.drafts),
+            branched=sum(len(branch.tokens) for branch in work.branches),
             accepted=min(max(len(sampled) - 1, 0), len(emitted)),
             prefilled=work.prefilled,
             logprobs=drawn.logprobs[: len(emitted)],

@@ -36,6 +36,11 @@ class LogitsContext:
         allowed = None if self.allowed is None else self.allowed[j : j + 1]
         return replace(self, first=j, allowed=allowed, few=self.few[j : j + 1])
 
+    def after(self, drafts: Sequence[int]) -> "LogitsContext":
+        """Of rows after one of these drafts, after two, and so on. Without a structure."""
+        tokens = [*self.tokens, drafts[0]]
+        return replace(self, tokens=tokens, drafts=drafts[1:], start=self.start + 1, counted=None)
+
 
 # Maps float32 logits [n, vocabulary] to logits of the same shape. It may write in place.
 LogitsHook = Callable[[torch.Tensor, LogitsContext], torch.Tensor]

@@ -9,6 +9,7 @@ the same text shares it. A published block is never written again, so sharing ne
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 
@@ -58,6 +59,17 @@ class BlockPool:
         """The block is full and will not be written again. A block that has this digest already keeps it."""
         if self._published.setdefault(digest, block) == block:
             self._digests[block] = digest
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Blocks for another continuation of a request's text. `table`: like the request's own up to block `first`, from
+    which on nobody shares them. `source`: the request's block `first`, whose beginning counts here, too; None: nothing
+    does."""
+
+    table: "array[int]"
+    first: int
+    source: int | None
 
 
 class KV:
@@ -136,6 +148,28 @@ class KV:
         if len(self._digests) > full:
             self._release_from(full)
             self.length = full * self._pool.block_tokens
+
+    def fork(self, start: int, tokens: int) -> Fork | None:
+        """Place for `tokens` tokens that follow the first `start` otherwise than those here. None: too few blocks are
+        free. The fork ends with `merge` or `abandon`, before anything else is done here."""
+        size = self._pool.block_tokens
+        first, count = start // size, -(-(start + tokens) // size)
+        if self._pool.free_blocks < count - first:
+            return None
+        own = array("i", [self._pool.take() for _ in range(first, count)])
+        return Fork(self.table[:first] + own, first, self.table[first] if start % size else None)
+
+    def merge(self, fork: Fork, length: int) -> None:
+        """The fork's text turned out to be this request's: its first `length` tokens are held from now on."""
+        replaced = self.table[fork.first : len(fork.table)]
+        self.table[fork.first : len(fork.table)] = fork.table[fork.first :]
+        self.length = length
+        for block in replaced:
+            self._pool.give(block)
+
+    def abandon(self, fork: Fork) -> None:
+        for block in fork.table[fork.first :]:
+            self._pool.give(block)
 
     def release(self) -> None:
         """Give everything back."""

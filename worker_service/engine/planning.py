@@ -7,6 +7,7 @@ import torch
 
 from worker_service.engine.drafting.drafter import Ask, Seen
 from worker_service.engine.host_pool import HostPool
+from worker_service.engine.kv import Fork
 from worker_service.engine.ready_first import ReadyFirst
 from worker_service.engine.request import EngineRequest
 from worker_service.engine.structure import Asked
@@ -14,6 +15,15 @@ from worker_service.engine.target import InputSequence
 from worker_service.engine.types import Run
 
 SCORED = 128  # tokens of prompts whose log-probabilities are told, in a step: each needs logits of the whole vocabulary
+
+
+@dataclass(slots=True)
+class Branch:
+    """Drafts of a request that begin with another token than its others do, and the KV for them, until that has become
+    the request's or was given back."""
+
+    tokens: Sequence[int]
+    fork: Fork | None
 
 
 @dataclass(slots=True)
@@ -28,6 +38,7 @@ class Work:
     here: bool = False  # as in Run
     scored: int = 0  # tokens of the prompt whose log-probabilities it tells
     drafts: list[int] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)  # none is longer than `drafts`
 
     @property
     def num_logits(self) -> int:
@@ -44,6 +55,11 @@ class Work:
         kv, input_ids = self.request.kv, self.uncomputed + self.drafts
         logits_from = len(input_ids) - self.num_logits - self.scored
         return InputSequence(kv, kv.length - len(input_ids), input_ids, logits_from)
+
+    @property
+    def drafts_from(self) -> int:
+        """The position of its first draft, once its KV is that of its drafts."""
+        return self.request.kv.length - len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from itertools import takewhile
 
-from worker_service.engine.drafting.drafter import Drafter, Price
+from worker_service.engine.branches import sprout
+from worker_service.engine.drafting.drafter import Chain, Drafter, Price
 from worker_service.engine.pass_costs import PassCosts
 from worker_service.engine.planning import Work
 
 
 class Proposals:
-    def __init__(self, vocab_size: int) -> None:
-        """`vocab_size`: of the target. Drafters and tokenizers may have more ids."""
-        self._vocab_size = vocab_size
-        self.costs: PassCosts | None = None  # None: all that is proposed is verified
+    def __init__(self, vocab_size: int, branches: bool = False) -> None:
+        """`vocab_size`: of the target. Drafters and tokenizers may have more ids. `branches`: whether a request may
+        have several chains of drafts in a step."""
+        self._vocab_size, self._branches = vocab_size, branches
+        self.costs: PassCosts | None = None  # None: all that is proposed first is verified
 
     def draft(self, drafter: Drafter, works: Sequence[Work]) -> None:
         """Give those of `works` that draft their drafts. The drafter is called once, for all of whom no grammar forces
@@ -22,41 +24,61 @@ class Proposals:
         if self.costs and drafting:
             most = sum(work.draft_len for work in drafting)
             drafter.price(Price(*self.costs.price(tokens, rows, most)))
-        chances = self._propose(drafter, drafting)
+        proposed = self._propose(drafter, drafting)
         if self.costs and drafting:
-            _keep(drafting, chances, self.costs.worth([chance for own in chances for chance in own], tokens, rows))
-        for work in drafting:
-            kv = work.request.kv
+            chances = [chance for own in proposed for chain in own for _, chance in chain]
+            proposed = _likeliest(proposed, self.costs.worth(chances, tokens, rows))
+        else:
+            proposed = [own[:1] for own in proposed]
+        for work, own in zip(drafting, proposed, strict=True):
+            longest, *others = sorted([[token for token, _ in chain] for chain in own], key=len, reverse=True) or [[]]
+            work.drafts, kv = longest, work.request.kv
             kv.truncate(kv.length - work.draft_len + len(work.drafts))
+            sprout(work, others)
 
-    def _propose(self, drafter: Drafter, drafting: Sequence[Work]) -> list[list[float]]:
-        """Give each its drafts. Returns their chances: as the drafter has them, and what is forced is as likely as what
-        it follows."""
-        for work in drafting:
-            if matcher := work.request.matcher:
-                work.drafts = self._known(matcher.forced(work.draft_len))
-        free = [work for work in drafting if not work.drafts]
+    def _propose(self, drafter: Drafter, drafting: Sequence[Work]) -> list[list[Chain]]:
+        """The chains of each: the drafter's, or what a grammar forces."""
+        forced = {work.request.id: self._forced(work) for work in drafting}
+        free = [work for work in drafting if not forced[work.request.id]]
         proposed = drafter.propose([work.ask for work in free])
-        chances = {work.request.id: [1.0] * len(work.drafts) for work in drafting}
-        for i, (work, drafts) in enumerate(zip(free, proposed, strict=True)):
-            known = work.drafts = self._known(drafts[: work.draft_len])
-            if matcher := work.request.matcher:
-                work.drafts = self._known(matcher.prune(known, work.draft_len))
-            kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(work.drafts, known, strict=False)))
-            own = list(drafter.chances[i][:kept]) if drafter.chances else [1.0] * kept
-            chances[work.request.id] = own + own[-1:] * (len(work.drafts) - kept)
-        return [chances[work.request.id] for work in drafting]
+        chances = drafter.chances or [[1.0] * len(own) for own in proposed]
+        others = drafter.others or [()] * len(free)
+        chains = {id: [own] for id, own in forced.items()}
+        for work, own, likely, more in zip(free, proposed, chances, others, strict=True):
+            chains[work.request.id] = self._allowed(work, [list(zip(own, likely, strict=True)), *more])
+        return [chains[work.request.id] for work in drafting]
 
-    def _known(self, drafts: Sequence[int]) -> list[int]:
+    def _forced(self, work: Work) -> Chain:
+        matcher = work.request.matcher
+        return self._known([(token, 1.0) for token in matcher.forced(work.draft_len)] if matcher else [])
+
+    def _allowed(self, work: Work, proposed: Sequence[Chain]) -> list[Chain]:
+        """Those of a work's chains that can be right and are to be verified. Where a grammar forces what follows a
+        draft, that is as likely as what it follows."""
+        known = [self._known(chain[: work.draft_len]) for chain in proposed]
+        if matcher := work.request.matcher:
+            own = known[0]
+            drafts = matcher.prune([token for token, _ in own], work.draft_len)
+            kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1][0], zip(drafts, own, strict=False)))
+            likely = [chance for _, chance in own[:kept]]
+            return [self._known(list(zip(drafts, likely + (likely[-1:] or [1.0]) * (len(drafts) - kept), strict=True)))]
+        firsts = {chain[0][0]: chain for chain in reversed(known) if chain}  # of equal ones the first
+        return [chain for chain in known if chain and firsts[chain[0][0]] is chain][: None if self._branches else 1]
+
+    def _known(self, chain: Chain) -> Chain:
         """Those before the first one that the target does not have."""
-        return list(takewhile(lambda token: 0 <= token < self._vocab_size, drafts))
+        return list(takewhile(lambda draft: 0 <= draft[0] < self._vocab_size, chain))
 
 
-def _keep(drafting: Sequence[Work], chances: Sequence[Sequence[float]], count: int) -> None:
-    """Leave so many of all drafts, the likeliest; of equals those that come earlier in their requests."""
-    places = [(-chance, at, i) for i, own in enumerate(chances) for at, chance in enumerate(own)]
-    kept = [0] * len(drafting)
-    for _, _, i in sorted(places)[:count]:
-        kept[i] += 1
-    for work, own in zip(drafting, kept, strict=True):
-        work.drafts = work.drafts[:own]
+def _likeliest(proposed: Sequence[Sequence[Chain]], count: int) -> list[list[Chain]]:
+    """What is left of these chains of so many of all drafts, the likeliest; of equals those that come earlier."""
+    chains = [(i, chain) for i, own in enumerate(proposed) for chain in own]
+    places = [(-chance, at, n) for n, (_, chain) in enumerate(chains) for at, (_, chance) in enumerate(chain)]
+    kept = [0] * len(chains)
+    for _, _, n in sorted(places)[:count]:
+        kept[n] += 1
+    left: list[list[Chain]] = [[] for _ in proposed]
+    for (i, chain), length in zip(chains, kept, strict=True):
+        if length:
+            left[i].append(chain[:length])
+    return left

@@ -16,7 +16,7 @@ from worker_service.engine.types import Row
 
 def scored(works: Sequence[Work], passed: Passed) -> Passed:
     """Keep with each request what its rows tell of the prompt. What is left in `passed` are the rows to draw from:
-    num_logits of each of the works."""
+    num_logits of each of the works, and those of their branches."""
     if not any(work.scored for work in works):
         return passed
     rows: list[int] = []
@@ -26,6 +26,7 @@ def scored(works: Sequence[Work], passed: Passed) -> Passed:
         _score(work.request, passed.logits[begin:end])
         begin = end + work.num_logits
         rows.extend(range(end, begin))
+    rows.extend(range(begin, len(passed.logits)))
     drawn = torch.tensor(rows, dtype=torch.long, device=passed.logits.device)
     return passed._replace(logits=passed.logits[drawn], hidden=passed.hidden[drawn])
 

@@ -17,7 +17,7 @@ from worker_service.engine.clock import Clock
 from worker_service.engine.cut import NoHead, layer_list, own_layers
 from worker_service.engine.decoder import NativeDecoder
 from worker_service.engine.graphs import Graphs, PaddedRound, Results, Size
-from worker_service.engine.kv import KV, BlockPool
+from worker_service.engine.kv import KV, BlockPool, Fork
 from worker_service.engine.output_head import float32_head
 from worker_service.engine.packed import PackedLinear
 from worker_service.engine.probe import LayerAsks, probe
@@ -26,9 +26,10 @@ from worker_service.engine.shape import attention_shapes, text_config
 
 @dataclass(frozen=True, slots=True)
 class InputSequence:
-    """Consecutive tokens of one request, from position `start` of its text on. `kv` already has place for them."""
+    """Consecutive tokens of one request, from position `start` of its text on. `kv` already has place for them; a fork
+    of it comes after the tokens that it follows."""
 
-    kv: KV
+    kv: KV | Fork
     start: int
     tokens: Sequence[int]
     logits_from: int  # logits are computed for tokens[logits_from:]
@@ -124,7 +125,8 @@ class Target:
             wanted.extend(range(begin + sequence.logits_from, begin + n))
             input_ids.extend(sequence.tokens)
             positions.extend(range(sequence.start, sequence.start + n))
-            ranges.append(QueryRange(begin, n, sequence.start, sequence.kv.table))
+            source = sequence.kv.source if isinstance(sequence.kv, Fork) else None
+            ranges.append(QueryRange(begin, n, sequence.start, sequence.kv.table, -1 if source is None else source))
         return self._compute(input_ids, positions, wanted, ranges)
 
     # What follows knows no requests: where a model is shared, each process does the same (parallel.py).
@@ -182,6 +184,11 @@ class Target:
     def discard(self, name: str) -> None:
         """Give up the copy under this name."""
         self._memory.discard(self._saved.pop(name))
+
+    @property
+    def forks(self) -> bool:
+        """Whether a sequence may have a fork of a request's KV."""
+        return self._memory.forks
 
     @property
     def asked(self) -> Mapping[int, LayerAsks]:

@@ -3,59 +3,69 @@
 import ctypes
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import embedding, linear
 
 from worker_service.engine import native
-from worker_service.engine.drafting.drafter import Price
+from worker_service.engine.drafting.drafter import Chain, Price
 from worker_service.engine.drafting.head import DraftHead
 from worker_service.engine.packed import pack
 from worker_service.engine.upload import sent
 
 
-class Chain(Protocol):
-    """Drafts greedily, one token at a time for the whole batch."""
+class Chains(NamedTuple):
+    """What was drafted: for each request some chains, each of its first token's likelihood, the likeliest first. The
+    chains of a request begin with different tokens, and any may be empty."""
 
-    def __call__(
-        self, state: torch.Tensor, tokens: Sequence[int], longest: int, price: Price
-    ) -> tuple[list[list[tuple[int, float]]], int]:
-        """For each row of `state` [n, hidden] and its newest token in `tokens` [n] at most `longest` drafts, each with
-        the chance that it and all before it are right; and for how many positions drafts were computed.
+    found: list[list[Chain]]
+    positions: int  # for how many drafts were computed, one after the other
 
-        Only those that may be worth it are returned, and the chain ends once no further one is.
+
+class Recurrence(Protocol):
+    """Drafts one token at a time for the whole batch. Greedily, but for the first position."""
+
+    def __call__(self, state: torch.Tensor, tokens: Sequence[int], width: int, longest: int, price: Price) -> Chains:
+        """For each row of `state` [n, hidden] and its newest token in `tokens` [n] `width` chains of at most `longest`
+        drafts, which begin with the likeliest tokens.
+
+        Only drafts that may be worth it are returned, and the chains end once no further one is.
         """
 
 
-class TorchChain:
+class TorchRecurrence:
     """With torch's own operations, on any device."""
 
     def __init__(self, head: DraftHead, embeddings: torch.Tensor, output: torch.Tensor) -> None:
         """`output` [draft tokens, hidden]: the target's output rows of the head's draft tokens."""
         self._head, self._embeddings, self._output = head, embeddings, output
 
-    def __call__(
-        self, state: torch.Tensor, tokens: Sequence[int], longest: int, price: Price
-    ) -> tuple[list[list[tuple[int, float]]], int]:
+    def __call__(self, state: torch.Tensor, tokens: Sequence[int], width: int, longest: int, price: Price) -> Chains:
         token = sent(torch.tensor(tokens), state.device)
-        chance = torch.ones(len(tokens), dtype=torch.float32, device=state.device)
-        drafts: list[list[tuple[int, float]]] = [[] for _ in tokens]
+        chance = torch.ones(len(tokens), 1, dtype=torch.float32, device=state.device)
+        chains: list[Chain] = [[] for _ in range(len(tokens) * width)]
         positions = 0
         while positions < longest:
-            positions += 1
             state = self._head(state, embedding(token, self._embeddings))
             logits = linear(self._head.output(state), self._output).float()
-            best, index = logits.max(-1)
-            chance = chance * (best - logits.logsumexp(-1)).exp()
-            token = self._head.draft_ids[index]
-            chances, found = torch.stack([chance.double(), token.double()]).tolist()  # one wait for both
-            for own, draft, value in zip(drafts, found, chances, strict=True):
+            best = logits.topk(1 if positions else width, -1)
+            chance = (chance * (best.values - logits.logsumexp(-1, keepdim=True)).exp()).view(-1, 1)
+            token = self._head.draft_ids[best.indices].flatten()
+            if not positions:
+                state = state.repeat_interleave(width, 0)
+            positions += 1
+            chances, found = torch.stack([chance[:, 0].double(), token.double()]).tolist()  # one wait for both
+            for own, draft, value in zip(chains, found, chances, strict=True):
                 if value >= price.least:
                     own.append((int(draft), value))
             if not price.goes_on(chances):
                 break
-        return drafts, positions
+        return Chains(_by_request(chains, width), positions)
+
+
+def _by_request(chains: list[Chain], width: int) -> list[list[Chain]]:
+    return [chains[i : i + width] for i in range(0, len(chains), width)]
 
 
 class _DraftHead(ctypes.Structure):
@@ -68,8 +78,8 @@ class _DraftHead(ctypes.Structure):
     ]
 
 
-class NativeChain:
-    """kernels/draft_head.h: one call for a whole chain. Between layers nothing is rounded to bfloat16."""
+class NativeRecurrence:
+    """kernels/draft_head.h: one call for whole chains. Weights are bfloat16, as a head is stored."""
 
     @staticmethod
     def supports(head: DraftHead, embeddings: torch.Tensor) -> bool:
@@ -79,26 +89,27 @@ class NativeChain:
         return fits and embeddings.dtype in native.TYPES and native.kernels() is not None
 
     def __init__(self, head: DraftHead, embeddings: torch.Tensor, output: torch.Tensor) -> None:
-        config, dtype = head.config, embeddings.dtype
-        products = [pack(weight) for weight in (head.join.weight, head.gate_up.weight, head.down.weight, output)]
+        config, weights = head.config, (head.join.weight, head.gate_up.weight, head.down.weight, output)
+        products = [pack(weight.to(torch.bfloat16)) for weight in weights]
         norms = [norm.float() for norm in (head.state_norm, head.token_norm, head.mlp_norm, head.output_norm)]
         self._kept = [*products, embeddings.contiguous(), *norms, head.draft_ids.to(torch.int32)]
         sizes = config.hidden_size, config.intermediate_size, config.draft_tokens
         self._head = _DraftHead(*sizes, head.EPSILON, *(tensor.data_ptr() for tensor in self._kept))
         pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
         self._kernel = native.function(
-            "draft", dtype, pointer, pointer, pointer, integer, integer, number, number, pointer, pointer, pointer
+            "draft", embeddings.dtype, *[pointer] * 3, *[integer] * 3, number, number, *[pointer] * 3
         )
 
-    def __call__(
-        self, state: torch.Tensor, tokens: Sequence[int], longest: int, price: Price
-    ) -> tuple[list[list[tuple[int, float]]], int]:
-        n, state = len(tokens), state.to(torch.float32, copy=True)
-        token, drafts, lengths = (torch.empty(size, dtype=torch.int32) for size in (n, (n, longest), n + 1))
-        token.copy_(torch.tensor(tokens))
-        chances = torch.empty((n, longest))
-        outputs = drafts.data_ptr(), chances.data_ptr(), lengths.data_ptr()
-        self._kernel(ctypes.byref(self._head), state.data_ptr(), token.data_ptr(), n, longest, *price, *outputs)
+    def __call__(self, state: torch.Tensor, tokens: Sequence[int], width: int, longest: int, price: Price) -> Chains:
+        n = len(tokens)
+        states = torch.empty(n * width, state.shape[1])
+        states[:n] = state
+        token = torch.tensor(tokens, dtype=torch.int32)
+        drafts, lengths = (torch.empty(size, dtype=torch.int32) for size in ((n * width, longest), n * width + 1))
+        chances = torch.empty((n * width, longest))
+        given = states.data_ptr(), token.data_ptr(), n, width, longest, *price
+        self._kernel(ctypes.byref(self._head), *given, drafts.data_ptr(), chances.data_ptr(), lengths.data_ptr())
         pairs = map(zip, drafts.tolist(), chances.tolist())
         *count, positions = lengths.tolist()
-        return [list(islice(own, length)) for own, length in zip(pairs, count, strict=True)], positions
+        chains = [list(islice(own, length)) for own, length in zip(pairs, count, strict=True)]
+        return Chains(_by_request(chains, width), positions)

@@ -27,6 +27,10 @@ USUAL = Price(0.3)
 ALL = Price(0.0, -1.0)  # every draft that is asked for
 
 
+# Drafts that follow each other, each with the chance that it and all before it are right: it never rises.
+Chain = list[tuple[int, float]]
+
+
 class Ask(NamedTuple):
     """What one request asks of its drafter in one round."""
 
@@ -68,6 +72,8 @@ class Drafter(Protocol):
     waited_s: float = 0.0  # seconds of the last `propose` in which it only waited
     # For each draft of the last `propose` the chance that it and all before it are right; (): they count as certain.
     chances: Sequence[Sequence[float]] = ()
+    # For each ask of the last `propose` other chains than the proposed one. All of them begin with different tokens.
+    others: Sequence[Sequence[Chain]] = ()
     apart: Collection[str] = ()  # the requests whose drafts in the last `propose` another process had made
     elsewhere: Elsewhere | None = None  # of one whose drafts another process makes: what they cost
 
@@ -125,16 +131,19 @@ class FirstOf(Drafter):
         self.positions, self.waited_s, self.apart = 0, 0.0, []
         drafts: dict[str, list[int]] = {ask.request_id: [] for ask in asks}
         chances: dict[str, Sequence[float]] = {}
+        others: dict[str, Sequence[Chain]] = {}
         for drafter in self._drafters:
             names = [name for name, own in drafts.items() if not own]
             if names:
                 proposed = drafter.propose([ask for ask in asks if not drafts[ask.request_id]])
                 drafts |= zip(names, proposed, strict=True)
                 chances |= zip(names, drafter.chances or [[1.0] * len(own) for own in proposed], strict=True)
+                others |= zip(names, drafter.others or [()] * len(names), strict=True)
                 self.positions += drafter.positions
                 self.waited_s += drafter.waited_s
                 self.apart += drafter.apart
         self.chances = [chances[ask.request_id] for ask in asks]
+        self.others = [others[ask.request_id] for ask in asks]
         return list(drafts.values())
 
     @property

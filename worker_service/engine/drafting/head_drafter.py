@@ -5,13 +5,15 @@ from collections.abc import Sequence
 
 import torch
 
-from worker_service.engine.drafting.chain import Chain, NativeChain, TorchChain
+from worker_service.engine.drafting.chain import NativeRecurrence, Recurrence, TorchRecurrence
 from worker_service.engine.drafting.drafter import ALL, USUAL, Ask, Drafter, Price, Verified
 from worker_service.engine.drafting.head import DraftHead
 
+_WIDTH = 4  # chains of a request: a fifth one hardly ever pays
+
 
 class HeadDrafter(Drafter):
-    """Drafts greedily, one token at a time for the whole batch, for as long as another one may pay.
+    """Drafts greedily, from each of the likeliest next tokens, for the whole batch and for as long as one more may pay.
 
     For a request whose newest hidden state it does not have it drafts nothing: the next round brings one.
     """
@@ -33,24 +35,26 @@ class HeadDrafter(Drafter):
         if not all(0 <= token < count for token in head.draft_ids.tolist()):
             raise ValueError(f"its tokens are not among the {count} of the target")
         head = copy.deepcopy(head).to(embeddings.device, embeddings.dtype).requires_grad_(False)
-        kind = NativeChain if NativeChain.supports(head, embeddings) else TorchChain
-        self._chains: Chain = kind(head, embeddings, output_rows[head.draft_ids].to(embeddings.dtype))
+        kind = NativeRecurrence if NativeRecurrence.supports(head, embeddings) else TorchRecurrence
+        self._draft: Recurrence = kind(head, embeddings, output_rows[head.draft_ids].to(embeddings.dtype))
         self._price = price
         self._hidden = embeddings.new_ones(1, embeddings.shape[1])  # for rehearsals
         self._states: dict[str, tuple[int, torch.Tensor]] = {}  # of each request: tokens seen, hidden state after them
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         known = [ask for ask in asks if self._states.get(ask.request_id, (0,))[0] == len(ask.tokens)]
-        self.chances, self.positions = (), 0
+        self.chances, self.others, self.positions = (), (), 0
         if not known:
             return [[] for _ in asks]
         hidden = torch.stack([self._states[ask.request_id][1] for ask in known])
         longest = max(ask.draft_len for ask in known)
-        chains, self.positions = self._chains(hidden, [ask.tokens[-1] for ask in known], longest, self._price)
-        found = {ask.request_id: chain[: ask.draft_len] for ask, chain in zip(known, chains, strict=True)}
-        drafts = [found.get(ask.request_id, []) for ask in asks]
-        self.chances = [[chance for _, chance in own] for own in drafts]
-        return [[token for token, _ in own] for own in drafts]
+        newest = [ask.tokens[-1] for ask in known]
+        chains, self.positions = self._draft(hidden, newest, _WIDTH, longest, self._price)
+        found = dict(zip([ask.request_id for ask in known], chains, strict=True))
+        drafts = [[own[: ask.draft_len] for own in found.get(ask.request_id, [[]])] for ask in asks]
+        self.others = [[own for own in others if own] for _, *others in drafts]
+        self.chances = [[chance for _, chance in own] for own, *_ in drafts]
+        return [[token for token, _ in own] for own, *_ in drafts]
 
     def verified(self, rounds: Sequence[Verified]) -> None:
         for request_id, tokens, hidden, _ in rounds:
@@ -60,7 +64,7 @@ class HeadDrafter(Drafter):
         self._price = price
 
     def rehearse(self, batch: int, draft_len: int) -> None:
-        self._chains(self._hidden.expand(batch, -1), [0] * batch, draft_len, ALL)
+        self._draft(self._hidden.expand(batch, -1), [0] * batch, 1, draft_len, ALL)
 
     def forget(self, request_id: str) -> None:
         self._states.pop(request_id, None)

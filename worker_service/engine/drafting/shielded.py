@@ -22,7 +22,7 @@ class Shielded(Drafter):
         self._told: set[str] = set()
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        self.positions, self.waited_s, self.apart, self.chances = 0, 0.0, (), ()
+        self.positions, self.waited_s, self.apart, self.chances, self.others = 0, 0.0, (), (), ()
         drafts: list[list[int]] = []
         if asks:
             drafts = self._safely(lambda: list(map(list, self._drafter.propose(asks))), drafts)
@@ -31,6 +31,8 @@ class Shielded(Drafter):
                 self.positions = self._drafter.positions
                 if list(map(len, self._drafter.chances)) == list(map(len, drafts)):
                     self.chances = self._drafter.chances
+                if len(self._drafter.others) == len(asks):
+                    self.others = self._drafter.others
             else:
                 drafts = []  # whose they are cannot be known
                 for ask in asks:

@@ -23,18 +23,20 @@ class Sparing(Drafter):
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         if self._too_dear and self._price.position > 0:
             if not self._cheaper(self._too_dear):
-                self.chances, self.positions = (), 0
+                self.chances, self.others, self.positions = (), (), 0
                 return [[] for _ in asks]
             self._brings = 1.0
         drafts = self._drafter.propose(asks)
-        self.chances, self.positions = self._drafter.chances, self._drafter.positions
+        self.chances, self.others = self._drafter.chances, self._drafter.others
+        self.positions = self._drafter.positions
         if self.positions:
             self._judge()
         return drafts
 
     def _judge(self) -> None:
         least, position = self._usual
-        paying = [[chance - least for chance in own if chance > least] for own in self.chances]
+        others = [[chance for _, chance in chain] for own in self.others for chain in own]
+        paying = [[chance - least for chance in own if chance > least] for own in [*self.chances, *others]]
         computed = self.positions
         if self._price.position <= 0:  # where they cost something chains end soon after the last draft that pays
             computed = min(computed, 1 + max(map(len, paying), default=0))

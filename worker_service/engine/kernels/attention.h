@@ -15,8 +15,10 @@ struct Shape {  // of the model and its blocks
     int32_t heads, kv_heads, dim, block_tokens;
 };
 
-struct QueryRange {  // the packed tokens begin..begin+n: they are those of one request from position `start` on
-    int32_t begin, n, start, table;  // table: where the request's block ids begin
+// The packed tokens begin..begin+n: they are those of one text from position `start` on. table: where the text's block
+// ids begin. source: -1, or a block of another text: the text's block of `start` begins as that one does.
+struct QueryRange {
+    int32_t begin, n, start, table, source;
 };
 }
 
@@ -167,11 +169,14 @@ struct Pass {
     const int32_t* tables;
     Options options;
     Pieces pieces;
+    bool forks = false;  // whether a range has a source
 
     Pass(const Shape& shape, const QueryRange* ranges, int count, const int32_t* tables, const Options& options)
         : shape(shape), ranges(ranges), count(count), tables(tables), options(options) {
-        for (int s = 0; s < count; s++)
+        for (int s = 0; s < count; s++) {
             for (int first = 0; first < ranges[s].n; first += PIECE) pieces.emplace_back(s, first);
+            forks |= ranges[s].source >= 0;
+        }
     }
 };
 
@@ -187,26 +192,53 @@ void write(const T* key, const T* value, T* keys, T* values, int inside, const S
     for (int d = 0; d < dim; d++) row[d * S + inside % S] = value[d];
 }
 
+// Copies keys and values of one head: those of the first `tokens` of a block, and of as many more as are multiplied with
+// them. `keys` and `values`: of block 0.
+template <typename T>
+void copy(T* keys, T* values, int64_t from, int64_t to, int tokens, const Shape& shape) {
+    constexpr int S = STEP<T>;
+    const int dim = shape.dim, step = value_step<T>(shape);
+    for (int d = 0; d < dim; d += S) {
+        const int64_t row = int64_t(d) * shape.block_tokens;
+        std::copy_n(keys + from + row, tokens * S, keys + to + row);
+    }
+    std::copy_n(values + from, (tokens + step - 1) / step * step * dim, values + to);
+}
+
+// Writes all new keys and values of the ranges that have a source, or of those that have none. Threads share the work.
+template <typename T>
+void write(Barrier& barrier, const Pass& pass, bool forks, const T* key, const T* value, T* keys, T* values) {
+    const Shape& shape = pass.shape;
+    const int block_tokens = shape.block_tokens, size = block_tokens * shape.dim;
+#pragma omp for nowait
+    for (int task = 0; task < pass.count * shape.kv_heads; task++) {
+        const QueryRange& range = pass.ranges[task / shape.kv_heads];
+        const int head = task % shape.kv_heads;
+        const auto start = [&](int64_t block) { return (block * shape.kv_heads + head) * size; };
+        if ((range.source >= 0) != forks) continue;
+        const int32_t* table = pass.tables + range.table;
+        if (forks) {
+            const int inside = range.start % block_tokens;
+            copy(keys, values, start(range.source), start(table[range.start / block_tokens]), inside, shape);
+        }
+        for (int i = 0; i < range.n; i++) {
+            const int position = range.start + i;
+            const int64_t from = (int64_t(range.begin + i) * shape.kv_heads + head) * shape.dim;
+            const int64_t at = start(table[position / block_tokens]);
+            write(key + from, value + from, keys + at, values + at, position % block_tokens, shape);
+        }
+    }
+    barrier.wait();
+}
+
 // To be called within a parallel region; it ends with a barrier.
 template <typename T>
 void attention(Barrier& barrier, const Pass& pass, const T* query, const T* key, const T* value, T* keys, T* values,
                T* out) {
     const Shape& shape = pass.shape;
-    const int dim = shape.dim, block_tokens = shape.block_tokens;
-    // First all new keys and values, for the pieces of one query range see each other's.
-#pragma omp for nowait
-    for (int task = 0; task < pass.count * shape.kv_heads; task++) {
-        const QueryRange& range = pass.ranges[task / shape.kv_heads];
-        const int head = task % shape.kv_heads;
-        for (int i = 0; i < range.n; i++) {
-            const int position = range.start + i, inside = position % block_tokens;
-            const int64_t block = pass.tables[range.table + position / block_tokens];
-            const int64_t from = (int64_t(range.begin + i) * shape.kv_heads + head) * dim;
-            const int64_t at = (block * shape.kv_heads + head) * block_tokens * dim;
-            write(key + from, value + from, keys + at, values + at, inside, shape);
-        }
-    }
-    barrier.wait();
+    // First all new keys and values, for ranges see each other's.
+    write(barrier, pass, false, key, value, keys, values);
+    if (pass.forks) write(barrier, pass, true, key, value, keys, values);
     static thread_local Scratch<T> scratch;
     TileRegisters registers;
 #pragma omp for schedule(dynamic) nowait

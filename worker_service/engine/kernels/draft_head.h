@@ -4,7 +4,7 @@
 
 extern "C" {
 
-struct DraftHead {  // pointers to packed weights, float32 norms, the target's embeddings, and its ids of the draft tokens
+struct DraftHead {  // pointers to packed weights in bfloat16, float32 norms, the target's embeddings and ids
     int32_t hidden, inner, outputs;
     float epsilon;
     const void *join, *gate_up, *down, *output, *embeddings;
@@ -15,68 +15,105 @@ struct DraftHead {  // pointers to packed weights, float32 norms, the target's e
 
 namespace {
 
-// Which of the logits is the largest, and its share in their softmax: not a number if one of them is none.
-std::pair<int, float> choose(const float* logits, int n) {
-    Floats most = load(logits), mass = {};
-    for (int i = LANES; i < n; i += LANES) {
-        const Floats here = load(logits + i);
-        most = here > most ? here : most;
-    }
-    const float top = largest(most);
+constexpr int WIDEST = 8;  // chains of a row
+constexpr float TAKEN = -1e30f;
+
+// The `count` largest of the logits, in order: which they are, and the share of each in the softmax, which is not a number
+// if a logit is none. Overwrites the logits that it finds.
+void choose(float* logits, int n, int count, int* found, float* share) {
+    const auto most = [&] {
+        Floats most = load(logits);
+        for (int i = LANES; i < n; i += LANES) {
+            const Floats here = load(logits + i);
+            most = here > most ? here : most;
+        }
+        return largest(most);
+    };
+    const float top = most();
+    Floats mass = {};
     for (int i = 0; i < n; i += LANES) mass += exp(load(logits + i) - top);
-    const auto best = std::find(logits, logits + n - 1, top) - logits;  // not a number: the last, for none equals it
-    return {int(best), 1 / total(mass)};
+    for (int i = 0; i < count; i++) {
+        const float here = i ? most() : top;
+        found[i] = std::find(logits, logits + n - 1, here) - logits;  // not a number: the last, for none equals it
+        share[i] = std::exp(here - top) / total(mass);
+        logits[found[i]] = TAKEN;
+    }
 }
 
-// `least` and `position` are those of Price, and so is when a chain ends (drafting/drafter.py). `state` [rows][hidden]
-// and `token` [rows] are overwritten. Row r gets `length`[r] drafts, `draft`[r][longest], and their `chances`; `length`[rows]
-// is for how many positions drafts were computed.
-template <typename T>
-void draft(const DraftHead& head, float* state, int32_t* token, int rows, int longest, float least, float position,
-           int32_t* draft, float* chances, int32_t* length) {
-    const int width = head.hidden, wide = std::max(2 * head.inner, head.outputs);
+// `least` and `position` are those of Price, and so is when a chain ends (drafting/drafter.py). Of each of `rows` there
+// are `width` chains, which begin with the likeliest tokens. `state` [rows * width][hidden] holds one state a row at first,
+// and is overwritten; `token` [rows] are the newest. Chain c gets `length`[c] drafts, `draft`[c][longest], and their
+// `chances`; `length`[rows * width] is for how many positions drafts were computed.
+template <typename Embedding>
+void draft(const DraftHead& head, float* state, const int32_t* token, int rows, int width, int longest, float least,
+           float position, int32_t* draft, float* chances, int32_t* length) {
+    using T = BFloat16;  // of the weights, whatever the target's: drafts need not be exact
+    const int hidden = head.hidden, most = rows * width, wide = std::max(2 * head.inner, head.outputs);
     static thread_local std::vector<float> floats;
     static thread_local std::vector<T> narrow;
-    floats.resize(int64_t(rows) * (wide + width + 1));
-    narrow.resize(int64_t(rows) * (2 * width + head.inner));
-    float *product = floats.data(), *embedding = product + int64_t(rows) * wide, *chance = embedding + int64_t(rows) * width;
-    T *normed = narrow.data(), *gated = normed + int64_t(rows) * 2 * width;
-    std::fill_n(chance, rows, 1.0f);
-    std::fill_n(length, rows + 1, 0);
+    floats.resize(int64_t(most) * (wide + hidden));
+    narrow.resize(int64_t(most) * (2 * hidden + head.inner));
+    float *product = floats.data(), *embedding = product + int64_t(most) * wide;
+    T *normed = narrow.data(), *gated = normed + int64_t(most) * 2 * hidden;
+    std::fill_n(length, most + 1, 0);
+    struct Chain {  // that goes on
+        int number, row;  // `row`: of `state`
+        int32_t token;
+        float chance;
+    };
+    std::vector<Chain> chains, next(most);
+    for (int r = 0; r < rows; r++) chains.push_back({r * width, r, token[r], 1});
     Barrier barrier;
 #pragma omp parallel
-    for (int j = 0; j < longest; j++) {
+    for (int j = 0, n = rows; j < longest && n; j++, n = chains.size()) {
+        const int kept = j ? 1 : width;  // of the tokens that may follow each chain
 #pragma omp for nowait
-        for (int r = 0; r < rows; r++) {
-            const T* from = (const T*)head.embeddings + int64_t(token[r]) * width;
-            for (int i = 0; i < width; i += LANES) store(embedding + int64_t(r) * width + i, load(from + i));
+        for (int r = 0; r < n; r++) {
+            const Embedding* from = (const Embedding*)head.embeddings + int64_t(chains[r].token) * hidden;
+            for (int i = 0; i < hidden; i += LANES) store(embedding + int64_t(r) * hidden + i, load(from + i));
         }
-        rms_norm(barrier, state, head.state_norm, normed, rows, width, head.epsilon, 2 * width);
-        rms_norm(barrier, embedding, head.token_norm, normed + width, rows, width, head.epsilon, 2 * width);
-        linear(barrier, normed, (const T*)head.join, nullptr, state, rows, width, 2 * width);
-        rms_norm(barrier, state, head.mlp_norm, normed, rows, width, head.epsilon);
-        linear(barrier, normed, (const T*)head.gate_up, nullptr, product, rows, 2 * head.inner, width);
-        gate(barrier, product, gated, rows, head.inner);
-        linear(barrier, gated, (const T*)head.down, nullptr, state, rows, width, head.inner, true);
-        rms_norm(barrier, state, head.output_norm, normed, rows, width, head.epsilon);
-        linear(barrier, normed, (const T*)head.output, nullptr, product, rows, head.outputs, width);
+        rms_norm(barrier, state, head.state_norm, normed, n, hidden, head.epsilon, 2 * hidden);
+        rms_norm(barrier, embedding, head.token_norm, normed + hidden, n, hidden, head.epsilon, 2 * hidden);
+        linear(barrier, normed, (const T*)head.join, nullptr, state, n, hidden, 2 * hidden);
+        rms_norm(barrier, state, head.mlp_norm, normed, n, hidden, head.epsilon);
+        linear(barrier, normed, (const T*)head.gate_up, nullptr, product, n, 2 * head.inner, hidden);
+        gate(barrier, product, gated, n, head.inner);
+        linear(barrier, gated, (const T*)head.down, nullptr, state, n, hidden, head.inner, true);
+        rms_norm(barrier, state, head.output_norm, normed, n, hidden, head.epsilon);
+        linear(barrier, normed, (const T*)head.output, nullptr, product, n, head.outputs, hidden);
 #pragma omp for nowait
-        for (int r = 0; r < rows; r++) {
-            const auto [best, share] = choose(product + int64_t(r) * head.outputs, head.outputs);
-            token[r] = head.ids[best];
-            chance[r] *= share;
-            if (chance[r] >= least) {
-                const int64_t place = int64_t(r) * longest + length[r]++;
-                draft[place] = token[r], chances[place] = chance[r];
-            }
+        for (int r = 0; r < n; r++) {
+            int found[WIDEST];
+            float share[WIDEST];
+            choose(product + int64_t(r) * head.outputs, head.outputs, kept, found, share);
+            for (int i = 0; i < kept; i++)
+                next[r * kept + i] = {chains[r].number + i, r, head.ids[found[i]], chains[r].chance * share[i]};
         }
         barrier.wait();
 #pragma omp master
-        length[rows] = j + 1;
-        float worth = 0;  // all threads see the same; what is no number counts as 0
-        for (int r = 0; r < rows; r++)
-            worth += std::max(0.0f, std::max(0.6f * chance[r], 2 * chance[r] - 1) - least);
-        if (!(worth > position)) break;
+        {
+            length[most] = j + 1;
+            chains.clear();
+            float worth = 0;
+            for (int c = 0; c < n * kept; c++) {
+                const Chain& chain = next[c];
+                if (!(chain.chance >= least)) continue;  // nor does what follows; not a number counts as 0
+                const int64_t place = int64_t(chain.number) * longest + length[chain.number]++;
+                draft[place] = chain.token, chances[place] = chain.chance;
+                worth += std::max(0.0f, std::max(0.6f * chain.chance, 2 * chain.chance - 1) - least);
+                chains.push_back(chain);
+            }
+            if (!(worth > position)) chains.clear();
+            // The states of the chains that go on, each in the row of its own. There may be more than before.
+            if (!chains.empty() && j + 1 < longest) {
+                std::copy_n(state, int64_t(n) * hidden, embedding);
+                for (size_t c = 0; c < chains.size(); c++) {
+                    std::copy_n(embedding + int64_t(chains[c].row) * hidden, hidden, state + c * hidden);
+                    chains[c].row = c;
+                }
+            }
+        }
+        barrier.wait();
     }
 }
 

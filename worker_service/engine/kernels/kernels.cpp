@@ -33,9 +33,9 @@ void attention_alone(const Shape& shape, const QueryRange* ranges, int count, co
                        const float* cosine, const float* sine, float* x, T* hidden, const float* beside) {             \
         decode(*decoder, ranges, count, tables, tokens, cosine, sine, x, hidden, beside);                              \
     }                                                                                                                  \
-    void draft_##NAME(const DraftHead* head, float* state, int32_t* token, int rows, int longest, float least,         \
-                      float position, int32_t* drafts, float* chances, int32_t* length) {                               \
-        draft<T>(*head, state, token, rows, longest, least, position, drafts, chances, length);                        \
+    void draft_##NAME(const DraftHead* head, float* state, const int32_t* token, int rows, int width, int longest,     \
+                      float least, float position, int32_t* drafts, float* chances, int32_t* length) {                 \
+        draft<T>(*head, state, token, rows, width, longest, least, position, drafts, chances, length);                 \
     }                                                                                                                  \
     void linear_##NAME(const T* a, const Matrix* weight, const float* bias, float* out, int rows, int k) {             \
         const Fixed fixed = fixed_memory(rows, k);                                                                     \

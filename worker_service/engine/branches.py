@@ -1,0 +1,81 @@
+"""The branches of a step: drafts that begin with another token than the longest chain of drafts of their request. Where
+they go in a pass, and what becomes of a branch that the target follows. What is drafted is not decided here.
+
+Each branch is a text of its own to the pass, in blocks of its own from where it begins. So it is computed as if it were
+the request's only text, to the bit.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from worker_service.engine.planning import Branch, Work
+from worker_service.engine.sampler import Drawn
+from worker_service.engine.target import InputSequence, Passed
+
+
+def sprout(work: Work, chains: Sequence[Sequence[int]]) -> None:
+    """Give the work these branches, as far as there are free blocks. Its KV is that of its drafts already."""
+    for tokens in chains:
+        fork = work.request.kv.fork(work.drafts_from, len(tokens))
+        if fork is None:
+            return
+        work.branches.append(Branch(tokens, fork))
+
+
+def sequences(works: Sequence[Work]) -> list[InputSequence]:
+    """The target's input for all branches, which comes after that for the works themselves."""
+    return [
+        InputSequence(each.fork, work.drafts_from, each.tokens, 0)
+        for work in works
+        for each in work.branches
+        if each.fork is not None
+    ]
+
+
+def follow(
+    works: Sequence[Work],
+    drawn: Sequence[Drawn],
+    passed: Passed,
+    draw: Callable[[torch.Tensor, Sequence[tuple[Work, Branch]]], Sequence[Drawn]],
+) -> list[Drawn]:
+    """What was drawn for each of the works; where that is a token which begins a branch, together with what `draw` says
+    of the rows of the branch's logits. The branch's KV is then the request's, and in `passed` its hidden states and
+    states take the places of those of the drafts."""
+    found = list(drawn)
+    row, place = sum(work.num_logits for work in works), sum(len(work.sequence.tokens) for work in works)
+    own_row = own_place = 0
+    taken: list[tuple[int, Branch, int, int, int, int]] = []
+    for i, work in enumerate(works):
+        drafts_place = own_place + len(work.uncomputed)
+        for branch in work.branches:
+            if list(drawn[i].tokens) == [branch.tokens[0]]:
+                taken.append((i, branch, own_row + 1, row, drafts_place, place))
+            row, place = row + len(branch.tokens), place + len(branch.tokens)
+        own_row, own_place = own_row + work.num_logits, drafts_place + len(work.drafts)
+    if not taken:
+        return found
+    rows = [one for _, branch, _, first, *_ in taken for one in range(first, first + len(branch.tokens))]
+    logits = passed.logits[torch.tensor(rows, device=passed.logits.device)]
+    further = draw(logits, [(works[i], branch) for i, branch, *_ in taken])
+    for (i, branch, to_row, from_row, to_place, from_place), more in zip(taken, further, strict=True):
+        if not more.tokens:
+            continue  # no distribution: what follows the first token is computed anew, and then told
+        n = len(branch.tokens)
+        found[i] = Drawn([*found[i].tokens, *more.tokens], found[i].logprobs + more.logprobs)
+        passed.hidden[to_row : to_row + n] = passed.hidden[from_row : from_row + n]
+        if passed.states is not None:
+            passed.states[to_place : to_place + n] = passed.states[from_place : from_place + n]
+        fork, branch.fork = branch.fork, None
+        if fork is not None:
+            works[i].request.kv.merge(fork, works[i].drafts_from + n)
+    return found
+
+
+def prune(works: Sequence[Work]) -> None:
+    """Give back the blocks of the branches that were not followed."""
+    for work in works:
+        for branch in work.branches:
+            if branch.fork is not None:
+                work.request.kv.abandon(branch.fork)
+                branch.fork = None
