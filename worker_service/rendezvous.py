@@ -18,7 +18,7 @@ from worker_service.engine.types import Place
 from worker_service.model_files import ModelError
 from worker_service.ring import MOST_HELLO, START_S, Follower, Leader, Link, MakeLink, StrangerError
 
-PROTOCOL = 1
+PROTOCOL = 2
 HELLO_S = 10.0  # for what a newcomer says first
 RETRY_S = 0.2
 

@@ -121,7 +121,7 @@ class Round(_message.Message):
     tokens: _builtins.int
     """Output tokens: the accepted ones and one more, corrected or added by the model; fewer at the end of the answer."""
     drafted: _builtins.int
-    """Tokens that were drafted."""
+    """Tokens that were drafted; of several for one place one counts."""
     accepted: _builtins.int
     """Drafted tokens that the model accepted."""
     def __init__(

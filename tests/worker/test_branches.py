@@ -13,7 +13,7 @@ from protos.structure import grammar
 from protos.v1.types_pb2 import Structure
 from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
-from worker_service.engine import native
+from worker_service.engine import native, proposals
 from worker_service.engine.attention import NativeAttention, QueryRange
 from worker_service.engine.drafting.drafter import Ask, Drafter, NoDrafter, Seen, Verified
 from worker_service.engine.kv import KV, BlockPool
@@ -184,7 +184,7 @@ def together(*parts: list[torch.Tensor]) -> list[torch.Tensor]:
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 9), st.booleans())
 def test_a_fork_gives_back_what_it_took(length: int, tokens: int, drafts: int, merged: bool) -> None:
-    pool = BlockPool(20, 4)
+    pool = BlockPool(24, 4)
     kv = KV(pool)
     kv.extend(length + drafts)
     blocks = list(kv.table)
@@ -199,9 +199,9 @@ def test_a_fork_gives_back_what_it_took(length: int, tokens: int, drafts: int, m
     else:
         kv.abandon(fork)
         assert list(kv.table) == blocks
-    assert len(set(kv.table)) == len(kv.table) == 20 - pool.free_blocks
+    assert len(set(kv.table)) == len(kv.table) == 24 - pool.free_blocks
     kv.release()
-    assert pool.free_blocks == 20
+    assert pool.free_blocks == 24
 
 
 def test_there_is_no_fork_where_blocks_are_short() -> None:
@@ -209,3 +209,32 @@ def test_there_is_no_fork_where_blocks_are_short() -> None:
     kv.extend(8)
     assert kv.fork(6, 3) is None
     assert kv.fork(6, 2) is not None
+
+
+def test_a_request_of_a_long_text_has_one_chain(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further chain would attend to all of it anew."""
+    monkeypatch.setattr(proposals, "_LONG", 105)
+    driver = Driver(tiny.engine(drafter=Forking({"a": [7] * 300}), block_tokens=16))
+    driver.engine.weigh_drafts(PassCosts(*FREE))
+    driver.admit("a", [5] * 100, Limits(12, ignore_eos=True))
+    while not driver.finished:
+        (row,) = driver.step([Run("a", 4, 256)])
+        assert (row.branched > 0) == (row.drafted > 0 and row.start + 100 < 105)
+    assert sum(row.branched for row in driver.rows) > 0
+
+
+def test_where_rows_are_dear_nobody_is_asked_for_second_guesses(tiny: Tiny) -> None:
+    asked: list[int] = []
+
+    class Noting(NoDrafter):
+        def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+            asked.extend(ask.chains for ask in asks)
+            return super().propose(asks)
+
+    for row_s in (0.0, 0.01):
+        driver = Driver(tiny.engine(drafter=Noting(), block_tokens=16))
+        driver.engine.weigh_drafts(PassCosts(0.01, row_s))
+        driver.admit("a", tiny.prompt(TEXTS[0]), Limits(4, ignore_eos=True))
+        driver.finish_all()
+        assert set(asked) == ({4} if row_s == 0 else {1})
+        asked.clear()

@@ -66,7 +66,7 @@ def test_those_drafts_are_verified_that_make_most_tokens_a_second(chances: list[
     likeliest = sorted(chances, reverse=True)
     best = max((likeliest[:count] for count in range(len(chances) + 1)), key=rate)
     kept = likeliest[: costs.worth(chances, rows, rows)]
-    if rate(best) <= 1.03 * rate([]):
+    if rate(best) <= 1.03 * rate([]) * (1 + 1e-9):
         assert not kept  # what is known of costs is not that exact
     else:
         assert rate(kept) >= rate(best) * (1 - 1e-9)
@@ -101,7 +101,7 @@ def test_rows_that_were_not_seen_lately_are_learned_from_few_passes() -> None:
 def test_seconds_that_were_measured_count_until_passes_have_taught_better() -> None:
     costs = PassCosts(0.02, 0.001, {5: 0.04, 3: 0.03, 9: 0.03})
     assert [costs.seconds(rows) for rows in (1, 2, 3, 4, 5, 9, 19)] == pytest.approx(
-        [0.02, 0.025, 0.03, 0.035, 0.04, 0.04, 0.05]  # more rows never take less; beyond those measured as a line
+        [0.02, 0.025, 0.03, 0.03, 0.03, 0.03, 0.04]  # 5 took longer than 9 by noise; beyond those measured as a line
     )
 
 

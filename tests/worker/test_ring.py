@@ -18,7 +18,7 @@ from worker_service.engine.parallel import ParallelError
 from worker_service.engine.stages import Call
 from worker_service.engine.types import Place
 from worker_service.model_files import ModelError, TooLittleMemoryError
-from worker_service.rendezvous import gather, join, listen
+from worker_service.rendezvous import PROTOCOL, gather, join, listen
 from worker_service.ring import MOST_HELLO, Link, StrangerError
 
 WAIT_S = 60.0
@@ -116,7 +116,7 @@ def test_a_hello_with_an_impossible_port_is_refused() -> None:
     server = listen("127.0.0.1:0", 8)
     address = f"127.0.0.1:{server.getsockname()[1]}"
     liar = Link(socket.create_connection(server.getsockname()), "stage 0")
-    liar.send(Call("hello", (1, 1, 2, ABOUT, 1 << 20)))
+    liar.send(Call("hello", (PROTOCOL, 1, 2, ABOUT, 1 << 20)))
     with ThreadPoolExecutor() as pool:
         gathering = pool.submit(gather, Place(0, 2), server, ABOUT, within_s=WAIT_S)
         name, problem, _ = liar.receive(WAIT_S)
@@ -271,7 +271,7 @@ def test_a_second_stage_of_a_number_is_refused_and_one_that_died_makes_room() ->
     server = listen("127.0.0.1:0", 8)
     address = f"127.0.0.1:{server.getsockname()[1]}"
     dead = Link(socket.create_connection(server.getsockname()), "stage 0")
-    dead.send(Call("hello", (1, 1, 3, ABOUT, 0)))
+    dead.send(Call("hello", (PROTOCOL, 1, 3, ABOUT, 0)))
     dead.close()
     with ThreadPoolExecutor() as pool:
         gathering = pool.submit(gather, Place(0, 3), server, ABOUT, within_s=WAIT_S)

@@ -15,6 +15,7 @@ class Rounds:
     rows: int = 0  # the same, counted once for each request that took part
     tokens: int = 0
     drafted: int = 0
+    branched: int = 0  # beside those: see Row
     accepted: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0

@@ -56,7 +56,8 @@ def _row(heat: Heat, system: str, machine: Machine, work: Work) -> dict[str, Any
     if total.verify_s:
         lengths = [len(prompt) for batch in heat.batches for prompt in batch]
         context = sum(lengths) / len(lengths) + answers[0].tokens / len(answers[0].outputs) / 2
-        requests, tokens = total.rows / total.passes, (total.rows + total.drafted) / total.passes
+        requests = total.rows / total.passes
+        tokens = (total.rows + total.drafted + total.branched) / total.passes
         floor_ms = 1e3 * floor_s(machine, work, requests, tokens, context)
         # Times are medians over the answers: one that the machine slept through would ruin any sum.
         rounds = [answer.rounds for answer in answers if answer.rounds.passes]

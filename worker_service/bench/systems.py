@@ -54,6 +54,7 @@ class Ours:
                     rows=sum(row.skipped is None for row in result.rows),
                     tokens=sum(len(row.tokens) for row in result.rows),
                     drafted=sum(row.drafted for row in result.rows),
+                    branched=sum(row.branched for row in result.rows),
                     accepted=sum(row.accepted for row in result.rows),
                     draft_s=result.draft_s,
                     verify_s=result.verify_s,

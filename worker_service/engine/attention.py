@@ -197,6 +197,8 @@ class TorchAttention(PagedAttention):
         ]
 
     def begin(self, ranges: Sequence[QueryRange], also: Sequence[Sequence[int]] = ()) -> list[torch.Tensor]:
+        if any(each.source >= 0 for each in ranges):
+            raise NotImplementedError("torch's attention copies no tokens from a source")
         plan = BlockPlan(ranges, self._block_tokens)
         if self._ragged:
             self._ragged.begin(plan)

@@ -42,12 +42,11 @@ class CostModel:
         if not ran:
             return None
         prefilled, other_s = sum(row.prefilled for row in ran), result.verify_s + result.other_s
-        drafted, draft_s = [row.drafted for row in ran], result.draft_s
+        drafted, draft_s = [row.drafted + row.branched for row in ran], result.draft_s
         self._wait_s += (1 - FADING) * (result.wait_s - self._wait_s)
         changed = self.observe_sums(drafted, prefilled, draft_s, other_s, result.elsewhere, result.positions)
         if not prefilled:
-            rows = len(ran) + sum(row.drafted + row.branched for row in ran)
-            self.passes.observe(rows, other_s, draft_s, self._drafting.coefficients[0])
+            self.passes.observe(len(drafted) + sum(drafted), other_s, draft_s, self._drafting.coefficients[0])
         return changed
 
     def observe_sums(

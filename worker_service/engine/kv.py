@@ -151,7 +151,8 @@ class KV:
 
     def fork(self, start: int, tokens: int) -> Fork | None:
         """Place for `tokens` tokens that follow the first `start` otherwise than those here. None: too few blocks are
-        free. The fork ends with `merge` or `abandon`, before anything else is done here."""
+        free. There may be several, each from this same beginning. Each ends with `merge`, one at most, or `abandon`,
+        before the table or the length is changed otherwise."""
         size = self._pool.block_tokens
         first, count = start // size, -(-(start + tokens) // size)
         if self._pool.free_blocks < count - first:

@@ -25,7 +25,8 @@ _GAIN = 1.03  # drafts must promise so much more than none: what is known is not
 _LEAST_PRICE, _MOST_PRICE = 0.03, 0.9
 _LEAST_S, _MOST_S = 1e-6, 1e4
 _PROBE = 64  # steps with drafts: in one of so many more are verified than pay, for costs may have changed
-_FEWER = 16  # and in one of so many fewer: else what fewer take is known from the warm-up alone
+_FEWER = 16  # and in one of so many fewer, if such a pass was not seen for long: that counts for less than _LONG
+_LONG = 0.2
 _PROBE_ROWS, _PROBE_TIMES = 8, 2.0  # so many at least, and as many as make the pass so many times as long
 
 
@@ -44,7 +45,8 @@ class PassCosts:
         points = sorted({1: first_s, **(measured or {})}.items())
         rows, seconds = np.array(points).T
         further = row_s * np.maximum(_ROWS - rows[-1], 0)
-        known = np.interp(_ROWS, rows, np.maximum.accumulate(seconds)) + further
+        least = np.minimum.accumulate(seconds[::-1])[::-1]  # what more rows took so few at most: noise only adds
+        known = np.interp(_ROWS, rows, least) + further
         self._known: _Floats = np.maximum(known, _LEAST_S)
         self._seen: _Floats = np.zeros(_MOST)
         self._seconds: list[float] = self._known.tolist()
@@ -109,7 +111,11 @@ class PassCosts:
             elif (better := (tokens + gain) / (seconds + self._draft_s)) > rate:
                 rate, best = better, count
         turn, at = divmod(self._steps, _FEWER)
-        return best >> 1 + turn % 3 if at == _FEWER // 2 else best
+        if at == _FEWER // 2:
+            fewer = best >> (1 + turn % 3)
+            if 0 < rows + fewer <= _MOST and self._seen[rows + fewer - 1] < _LONG:
+                return fewer
+        return best
 
     @property
     def _probes(self) -> bool:

@@ -8,6 +8,10 @@ from worker_service.engine.drafting.drafter import Chain, Drafter, Price
 from worker_service.engine.pass_costs import PassCosts
 from worker_service.engine.planning import Work
 
+_CHAINS = 4  # of a request: a fifth one hardly ever pays
+_NEAR_SURE = 0.25  # chance that a draft must have to pay, from which second guesses hardly ever do
+_LONG = 1024  # tokens: each chain attends to all of its text anew, which longer ones make as dear as several rows
+
 
 class Proposals:
     def __init__(self, vocab_size: int, branches: bool = False) -> None:
@@ -21,10 +25,13 @@ class Proposals:
         a token. KV that was reserved for more drafts than there are is given back."""
         drafting = [work for work in works if work.draft_len]
         tokens, rows = sum(work.samples for work in works), sum(len(work.uncomputed) for work in works)
+        branching = False
         if self.costs and drafting:
-            most = sum(work.draft_len for work in drafting)
-            drafter.price(Price(*self.costs.price(tokens, rows, most)))
-        proposed = self._propose(drafter, drafting)
+            most = sum(work.draft_len for work in drafting) * (_CHAINS if self._branches else 1)
+            price = Price(*self.costs.price(tokens, rows, most))
+            drafter.price(price)
+            branching = self._branches and price.least < _NEAR_SURE
+        proposed = self._propose(drafter, drafting, branching)
         if self.costs and drafting:
             chances = [chance for own in proposed for chain in own for _, chance in chain]
             proposed = _likeliest(proposed, self.costs.worth(chances, tokens, rows))
@@ -36,16 +43,17 @@ class Proposals:
             kv.truncate(kv.length - work.draft_len + len(work.drafts))
             sprout(work, others)
 
-    def _propose(self, drafter: Drafter, drafting: Sequence[Work]) -> list[list[Chain]]:
-        """The chains of each: the drafter's, or what a grammar forces."""
+    def _propose(self, drafter: Drafter, drafting: Sequence[Work], branching: bool) -> list[list[Chain]]:
+        """The chains of each: the drafter's, or what a grammar forces. `branching`: whether there may be several."""
         forced = {work.request.id: self._forced(work) for work in drafting}
         free = [work for work in drafting if not forced[work.request.id]]
-        proposed = drafter.propose([work.ask for work in free])
+        asks = [work.ask._replace(chains=_CHAINS if branching and _forks(work) else 1) for work in free]
+        proposed = drafter.propose(asks)
         chances = drafter.chances or [[1.0] * len(own) for own in proposed]
         others = drafter.others or [()] * len(free)
         chains = {id: [own] for id, own in forced.items()}
-        for work, own, likely, more in zip(free, proposed, chances, others, strict=True):
-            chains[work.request.id] = self._allowed(work, [list(zip(own, likely, strict=True)), *more])
+        for work, ask, own, likely, more in zip(free, asks, proposed, chances, others, strict=True):
+            chains[ask.request_id] = self._allowed(work, [list(zip(own, likely, strict=True)), *more])[: ask.chains]
         return [chains[work.request.id] for work in drafting]
 
     def _forced(self, work: Work) -> Chain:
@@ -63,11 +71,15 @@ class Proposals:
             likely = [chance for _, chance in own[:kept]]
             return [self._known(list(zip(drafts, likely + (likely[-1:] or [1.0]) * (len(drafts) - kept), strict=True)))]
         firsts = {chain[0][0]: chain for chain in reversed(known) if chain}  # of equal ones the first
-        return [chain for chain in known if chain and firsts[chain[0][0]] is chain][: None if self._branches else 1]
+        return [chain for chain in known if chain and firsts[chain[0][0]] is chain]
 
     def _known(self, chain: Chain) -> Chain:
         """Those before the first one that the target does not have."""
         return list(takewhile(lambda draft: 0 <= draft[0] < self._vocab_size, chain))
+
+
+def _forks(work: Work) -> bool:
+    return work.request.matcher is None and len(work.request.tokens) < _LONG
 
 
 def _likeliest(proposed: Sequence[Sequence[Chain]], count: int) -> list[list[Chain]]:

@@ -187,8 +187,8 @@ class Target:
 
     @property
     def forks(self) -> bool:
-        """Whether a sequence may have a fork of a request's KV."""
-        return self._memory.forks
+        """Whether a sequence may have a fork of a request's KV. Of a model that is shared nobody asks the others."""
+        return type(self) is Target and self._memory.forks
 
     @property
     def asked(self) -> Mapping[int, LayerAsks]:

@@ -39,7 +39,7 @@ def _chain(tokens: Sequence[int], chances: Sequence[float]) -> Chain:
 
 def _blend(looked: Chain, chains: Sequence[Chain]) -> list[Chain]:
     """The likeliest first. What both say is likelier than what one says; where one goes on better, its drafts count."""
-    chains = [chain for chain in chains if chain]
+    chains = [chain for chain in chains if chain and chain[0][1] > 0]
     if not looked or not chains:
         return chains or [looked]
     says, first = looked[0]

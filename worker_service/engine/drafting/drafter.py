@@ -39,6 +39,7 @@ class Ask(NamedTuple):
     draft_len: int  # at most so many drafts, at least one
     salt: str = ""  # what a drafter has computed of a text is shared among requests of equal salt, and no others
     local: bool = False  # its text must not leave this process
+    chains: int = 1  # that may be verified, at most: the proposed one and others
 
 
 class Verified(NamedTuple):

@@ -9,8 +9,6 @@ from worker_service.engine.drafting.chain import NativeRecurrence, Recurrence, T
 from worker_service.engine.drafting.drafter import ALL, USUAL, Ask, Drafter, Price, Verified
 from worker_service.engine.drafting.head import DraftHead
 
-_WIDTH = 4  # chains of a request: a fifth one hardly ever pays
-
 
 class HeadDrafter(Drafter):
     """Drafts greedily, from each of the likeliest next tokens, for the whole batch and for as long as one more may pay.
@@ -25,8 +23,8 @@ class HeadDrafter(Drafter):
         output_rows: torch.Tensor,
         price: Price = USUAL,
     ) -> None:
-        """`embeddings`, `output_rows`: the target's, [vocabulary, hidden]. The drafter works on a copy of the head in
-        their dtype, on their device.
+        """`embeddings`, `output_rows`: the target's, [vocabulary, hidden]. The drafter works on a copy of the head, on
+        their device.
 
         `price`: what its drafts must bring, until another one is told. Chances are the head's own reckoning. Raises
         ValueError if the head's tokens are not among the target's.
@@ -48,10 +46,10 @@ class HeadDrafter(Drafter):
             return [[] for _ in asks]
         hidden = torch.stack([self._states[ask.request_id][1] for ask in known])
         longest = max(ask.draft_len for ask in known)
-        newest = [ask.tokens[-1] for ask in known]
-        chains, self.positions = self._draft(hidden, newest, _WIDTH, longest, self._price)
+        width = max(ask.chains for ask in known)
+        chains, self.positions = self._draft(hidden, [ask.tokens[-1] for ask in known], width, longest, self._price)
         found = dict(zip([ask.request_id for ask in known], chains, strict=True))
-        drafts = [[own[: ask.draft_len] for own in found.get(ask.request_id, [[]])] for ask in asks]
+        drafts = [[own[: ask.draft_len] for own in found.get(ask.request_id, [[]])[: ask.chains]] for ask in asks]
         self.others = [[own for own in others if own] for _, *others in drafts]
         self.chances = [[chance for _, chance in own] for own, *_ in drafts]
         return [[token for token, _ in own] for own, *_ in drafts]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from traceback import extract_tb
 from typing import TypeVar
 
-from worker_service.engine.drafting.drafter import Ask, Drafter, Price, Seen, Verified
+from worker_service.engine.drafting.drafter import Ask, Chain, Drafter, Price, Seen, Verified
 from worker_service.engine.types import Elsewhere
 
 _T = TypeVar("_T")
@@ -23,21 +23,25 @@ class Shielded(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         self.positions, self.waited_s, self.apart, self.chances, self.others = 0, 0.0, (), (), ()
-        drafts: list[list[int]] = []
+        drafts, others = list[list[int]](), list[list[Chain]]()
         if asks:
-            drafts = self._safely(lambda: list(map(list, self._drafter.propose(asks))), drafts)
+            drafts, others = self._safely(lambda: self._proposed(asks), (drafts, others))
             self.waited_s, self.apart = self._drafter.waited_s, self._drafter.apart
             if len(drafts) == len(asks):
                 self.positions = self._drafter.positions
                 if list(map(len, self._drafter.chances)) == list(map(len, drafts)):
                     self.chances = self._drafter.chances
-                if len(self._drafter.others) == len(asks):
-                    self.others = self._drafter.others
+                if len(others) == len(asks):
+                    self.others = others
             else:
                 drafts = []  # whose they are cannot be known
                 for ask in asks:
                     self.forget(ask.request_id)
         return drafts or [[] for _ in asks]
+
+    def _proposed(self, asks: Sequence[Ask]) -> tuple[list[list[int]], list[list[Chain]]]:
+        drafts = list(map(list, self._drafter.propose(asks)))
+        return drafts, [[[(token, chance) for token, chance in chain] for chain in own] for own in self._drafter.others]
 
     @property
     def elsewhere(self) -> Elsewhere | None:  # type: ignore[override]  # as it is now
