@@ -16,7 +16,7 @@ _Floats = npt.NDArray[np.float64]
 _MOST = 512  # rows that are told apart. Passes of more rows teach nothing
 _ROWS = np.arange(1.0, _MOST + 1)
 _SHARE = 0.15  # of a surprise that is learned for as many rows as the pass had
-_NEW = 3.0  # times that share, where no such pass was seen lately
+_NEW = 3.0  # times that share, where no pass of about so many rows was seen lately
 _ALL = 0.5  # of that share, which is learned for all other rows: a busy machine makes every pass slower
 _NEAR = 0.125  # in powers of two: rows so near to those of the pass learn more than that
 _SURPRISE = 0.5  # the largest: a pass that took longer by a greater share counts as if by this one
@@ -67,7 +67,7 @@ class PassCosts:
         if not 0 < rows <= _MOST:
             return
         surprise = max(min(seconds / float(self._known[rows - 1]) - 1, _SURPRISE), -_SURPRISE)
-        own = max(1.0, _NEW / (1 + float(self._seen[rows - 1])))
+        own = max(1.0, _NEW / (1 + self._seen_near(rows)))
         # As powers: where passes are now faster, now slower, what rows learn of them cancels out for all alike.
         known = self._known * (1 + _SHARE * surprise) ** (_ALL + (own - _ALL) * _near(rows))
         self._known = np.minimum(np.maximum(known, _LEAST_S), _MOST_S)
@@ -113,9 +113,13 @@ class PassCosts:
         turn, at = divmod(self._steps, _FEWER)
         if at == _FEWER // 2:
             fewer = best >> (1 + turn % 3)
-            if 0 < rows + fewer <= _MOST and self._seen[rows + fewer - 1] < _LONG:
+            if 0 < rows + fewer <= _MOST and self._seen_near(rows + fewer) < _LONG:
                 return fewer
         return best
+
+    def _seen_near(self, rows: int) -> float:
+        """How many passes of about so many rows there were lately."""
+        return float(_near(rows) @ self._seen)
 
     @property
     def _probes(self) -> bool:

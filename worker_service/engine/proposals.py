@@ -10,6 +10,7 @@ from worker_service.engine.planning import Work
 
 _CHAINS = 4  # of a request: a fifth one hardly ever pays
 _NEAR_SURE = 0.25  # chance that a draft must have to pay, from which second guesses hardly ever do
+_FEW = 4  # requests: where more draft, what each takes for likeliest fills the rows that are cheap
 _LONG = 1024  # tokens: each chain attends to all of its text anew, which longer ones make as dear as several rows
 
 
@@ -27,10 +28,10 @@ class Proposals:
         tokens, rows = sum(work.samples for work in works), sum(len(work.uncomputed) for work in works)
         branching = False
         if self.costs and drafting:
-            most = sum(work.draft_len for work in drafting) * (_CHAINS if self._branches else 1)
+            most = sum(work.draft_len for work in drafting)
             price = Price(*self.costs.price(tokens, rows, most))
             drafter.price(price)
-            branching = self._branches and price.least < _NEAR_SURE
+            branching = self._branches and price.least < _NEAR_SURE and len(drafting) <= _FEW
         proposed = self._propose(drafter, drafting, branching)
         if self.costs and drafting:
             chances = [chance for own in proposed for chain in own for _, chance in chain]
