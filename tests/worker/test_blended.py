@@ -56,6 +56,10 @@ def test_where_a_lookup_is_sure_nobody_else_is_asked() -> None:
     assert (other.asked, blended.positions) == ([], 0)
 
 
+def test_a_chain_that_cannot_be_right_says_nothing() -> None:
+    assert chains(Blended(Says([(5, 0.5)]), Says([(5, 0.0)], [(7, 0.0)]))) == [[(5, 0.5)]]
+
+
 def test_where_one_has_nothing_the_other_counts_unchanged() -> None:
     assert chains(Blended(Says(), Says([(7, 0.4)], [(8, 0.2)]))) == [[(7, 0.4)], [(8, 0.2)]]
     assert chains(Blended(Says([(5, 0.5)]), Says())) == [[(5, 0.5)]]
@@ -74,4 +78,11 @@ def test_a_shield_leaves_out_other_chains_of_nobody_knows_whom() -> None:
     assert shielded.others
     drafter.propose = lambda asks: [[5] for _ in asks]  # type: ignore[method-assign]  # of one round, and there are two
     assert shielded.propose([Ask("a", [1], 4), Ask("b", [1], 4)]) == [[5], [5]]
+    assert not shielded.others
+
+
+@pytest.mark.parametrize("strange", [[(6, None)], [("x", 0.2)], [6], None], ids=str)
+def test_other_chains_that_are_none_cost_drafts_and_nothing_else(strange: object) -> None:
+    shielded = Shielded(Says([(5, 0.5)], strange))  # type: ignore[arg-type]
+    assert shielded.propose([Ask("a", [1], 4)]) == [[]]
     assert not shielded.others

@@ -14,7 +14,7 @@ from protos.v1.types_pb2 import Structure
 from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
 from worker_service.engine import native, proposals
-from worker_service.engine.attention import NativeAttention, QueryRange
+from worker_service.engine.attention import NativeAttention, QueryRange, paged_attention
 from worker_service.engine.drafting.drafter import Ask, Drafter, NoDrafter, Seen, Verified
 from worker_service.engine.kv import KV, BlockPool
 from worker_service.engine.pass_costs import PassCosts
@@ -176,6 +176,13 @@ def test_a_range_with_a_source_attends_as_if_its_text_were_the_only_one(start: i
     ]
     forked.begin(ranges)
     assert torch.equal(forked.attend(*together(newest, other, own), 0, options)[root + 2 :], expected)
+
+
+def test_torchs_attention_refuses_what_it_would_leave_out() -> None:
+    attention = paged_attention([AttentionShape(4, 2, 32)], 64, 4, 32, torch.device("cpu"), torch.float32, "torch")
+    assert not attention.forks
+    with pytest.raises(NotImplementedError, match="source"):
+        attention.begin([QueryRange(0, 1, 3, array("i", [0])), QueryRange(1, 1, 4, array("i", [1]), 0)])
 
 
 def together(*parts: list[torch.Tensor]) -> list[torch.Tensor]:

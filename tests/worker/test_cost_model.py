@@ -125,3 +125,13 @@ def test_requests_that_ended_without_being_computed_teach_nothing_of_passes() ->
     for _ in range(2 * TELL_STEPS):
         model.observe(together)
     assert model.passes.seconds(1) == pytest.approx(MEASURED.verify_s, rel=0.01)
+
+
+def test_drafts_beside_those_of_the_longest_chain_are_paid_for_too() -> None:
+    model = CostModel(MEASURED)
+    for i in range(400):
+        drafts, branched = (i % 4, 3 * (i % 4)) if i % 2 else (i % 5, 0)
+        seconds = CHANGED.verify_s + CHANGED.verify_token_s * (drafts + branched)
+        model.observe(StepResult((Row("a", 1, 0, (1,), drafts, branched),), 9, 0.0, seconds, 0.0, positions=drafts))
+    assert model.profile.verify_token_s == pytest.approx(CHANGED.verify_token_s, rel=0.05)
+    assert model.passes.seconds(13) == pytest.approx(CHANGED.verify_s + 12 * CHANGED.verify_token_s, rel=0.1)

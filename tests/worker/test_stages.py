@@ -70,6 +70,11 @@ def test_hidden_states_for_the_drafter_are_those_of_one_process(deep: Path) -> N
     assert torch.equal(found[0][1], found[1][1])
 
 
+def test_a_model_over_stages_has_no_forks_for_nobody_knows_what_the_others_attention_can(deep: Path) -> None:
+    assert staged_engine(deep, 1).target.forks == (native.kernels() is not None)
+    assert not staged_engine(deep, 2).target.forks
+
+
 def test_one_call_goes_round_for_each_pass(deep: Path, tiny: Tiny) -> None:
     engine = staged_engine(deep, 3)
     driver = Driver(engine)

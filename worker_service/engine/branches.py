@@ -6,6 +6,7 @@ the request's only text, to the bit.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -42,34 +43,50 @@ def follow(
     """What was drawn for each of the works; where that is a token which begins a branch, together with what `draw` says
     of the rows of the branch's logits. The branch's KV is then the request's, and in `passed` its hidden states and
     states take the places of those of the drafts."""
-    found = list(drawn)
-    row, place = sum(work.num_logits for work in works), sum(len(work.sequence.tokens) for work in works)
-    own_row = own_place = 0
-    taken: list[tuple[int, Branch, int, int, int, int]] = []
-    for i, work in enumerate(works):
-        drafts_place = own_place + len(work.uncomputed)
-        for branch in work.branches:
-            if list(drawn[i].tokens) == [branch.tokens[0]]:
-                taken.append((i, branch, own_row + 1, row, drafts_place, place))
-            row, place = row + len(branch.tokens), place + len(branch.tokens)
-        own_row, own_place = own_row + work.num_logits, drafts_place + len(work.drafts)
-    if not taken:
+    found, followed = list(drawn), _followed(works, drawn)
+    if not followed:
         return found
-    rows = [one for _, branch, _, first, *_ in taken for one in range(first, first + len(branch.tokens))]
+    rows = [row for each in followed for row in range(each.row, each.row + len(each.branch.tokens))]
     logits = passed.logits[torch.tensor(rows, device=passed.logits.device)]
-    further = draw(logits, [(works[i], branch) for i, branch, *_ in taken])
-    for (i, branch, to_row, from_row, to_place, from_place), more in zip(taken, further, strict=True):
+    further = draw(logits, [(works[each.number], each.branch) for each in followed])
+    for (number, branch, row, place, to_row, to_place), more in zip(followed, further, strict=True):
         if not more.tokens:
             continue  # no distribution: what follows the first token is computed anew, and then told
-        n = len(branch.tokens)
-        found[i] = Drawn([*found[i].tokens, *more.tokens], found[i].logprobs + more.logprobs)
-        passed.hidden[to_row : to_row + n] = passed.hidden[from_row : from_row + n]
+        own, n, kv = found[number], len(branch.tokens), works[number].request.kv
+        found[number] = Drawn([*own.tokens, *more.tokens], own.logprobs + more.logprobs)
+        passed.hidden[to_row : to_row + n] = passed.hidden[row : row + n]
         if passed.states is not None:
-            passed.states[to_place : to_place + n] = passed.states[from_place : from_place + n]
+            passed.states[to_place : to_place + n] = passed.states[place : place + n]
         fork, branch.fork = branch.fork, None
         if fork is not None:
-            works[i].request.kv.merge(fork, works[i].drafts_from + n)
+            kv.merge(fork, works[number].drafts_from + n)
     return found
+
+
+class _Followed(NamedTuple):
+    """A branch that the target follows, of the work of this number. Where its first token is among the logits of a pass
+    and among the tokens of it, and where the first draft is."""
+
+    number: int
+    branch: Branch
+    row: int
+    place: int
+    draft_row: int
+    draft_place: int
+
+
+def _followed(works: Sequence[Work], drawn: Sequence[Drawn]) -> list[_Followed]:
+    row, place = sum(work.num_logits for work in works), sum(len(work.sequence.tokens) for work in works)
+    own_row = own_place = 0
+    followed: list[_Followed] = []
+    for number, (work, own) in enumerate(zip(works, drawn, strict=True)):
+        draft_place = own_place + len(work.uncomputed)
+        for branch in work.branches:
+            if list(own.tokens) == [branch.tokens[0]]:
+                followed.append(_Followed(number, branch, row, place, own_row + 1, draft_place))
+            row, place = row + len(branch.tokens), place + len(branch.tokens)
+        own_row, own_place = own_row + work.num_logits, draft_place + len(work.drafts)
+    return followed
 
 
 def prune(works: Sequence[Work]) -> None:

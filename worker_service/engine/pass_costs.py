@@ -90,7 +90,7 @@ class PassCosts:
         would get while one position is drafted for them.
 
         Some steps are probes, for costs may have changed. In one of _PROBE both are next to nothing, and `worth` takes
-        more drafts than pay; in one of _FEWER it takes fewer."""
+        more drafts than pay; in one of _FEWER it takes fewer, if passes of so few rows were not seen for long."""
         self._steps += 1
         if self._probes:
             return _LEAST_PRICE, 0.0

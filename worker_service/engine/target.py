@@ -187,7 +187,8 @@ class Target:
 
     @property
     def forks(self) -> bool:
-        """Whether a sequence may have a fork of a request's KV. Of a model that is shared nobody asks the others."""
+        """Whether a sequence may have a fork of a request's KV. Not where other processes have parts of the model: what
+        their attention can do is not known."""
         return type(self) is Target and self._memory.forks
 
     @property

@@ -731,7 +731,7 @@ class Row(_message.Message):
     start: _builtins.int
     """Output tokens before these. It must be what is stored, or the row is stale."""
     drafted: _builtins.int
-    """Tokens that were drafted."""
+    """Tokens that were drafted; of several for one place one counts."""
     accepted: _builtins.int
     """Drafted tokens that the model accepted."""
     prefilled: _builtins.int

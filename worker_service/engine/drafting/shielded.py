@@ -10,6 +10,8 @@ from worker_service.engine.drafting.drafter import Ask, Chain, Drafter, Price, S
 from worker_service.engine.types import Elsewhere
 
 _T = TypeVar("_T")
+_Proposed = tuple[list[list[int]], list[list[float]], list[list[Chain]]]  # drafts, their chances, other chains
+_NOTHING: _Proposed = [], [], []
 
 
 class Shielded(Drafter):
@@ -23,14 +25,14 @@ class Shielded(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         self.positions, self.waited_s, self.apart, self.chances, self.others = 0, 0.0, (), (), ()
-        drafts, others = list[list[int]](), list[list[Chain]]()
+        drafts, chances, others = _NOTHING
         if asks:
-            drafts, others = self._safely(lambda: self._proposed(asks), (drafts, others))
+            drafts, chances, others = self._safely(lambda: self._proposed(asks), _NOTHING)
             self.waited_s, self.apart = self._drafter.waited_s, self._drafter.apart
             if len(drafts) == len(asks):
                 self.positions = self._drafter.positions
-                if list(map(len, self._drafter.chances)) == list(map(len, drafts)):
-                    self.chances = self._drafter.chances
+                if list(map(len, chances)) == list(map(len, drafts)):
+                    self.chances = chances
                 if len(others) == len(asks):
                     self.others = others
             else:
@@ -39,9 +41,14 @@ class Shielded(Drafter):
                     self.forget(ask.request_id)
         return drafts or [[] for _ in asks]
 
-    def _proposed(self, asks: Sequence[Ask]) -> tuple[list[list[int]], list[list[Chain]]]:
-        drafts = list(map(list, self._drafter.propose(asks)))
-        return drafts, [[[(token, chance) for token, chance in chain] for chain in own] for own in self._drafter.others]
+    def _proposed(self, asks: Sequence[Ask]) -> _Proposed:
+        """What it says, as what a drafter says. Raises whatever that takes."""
+        drafts = [list(map(int, own)) for own in self._drafter.propose(asks)]
+        chances = [list(map(float, own)) for own in self._drafter.chances]
+        others = [
+            [[(int(token), float(chance)) for token, chance in chain] for chain in own] for own in self._drafter.others
+        ]
+        return drafts, chances, others
 
     @property
     def elsewhere(self) -> Elsewhere | None:  # type: ignore[override]  # as it is now
