@@ -132,6 +132,8 @@ def test_drafts_beside_those_of_the_longest_chain_are_paid_for_too() -> None:
     for i in range(400):
         drafts, branched = (i % 4, 3 * (i % 4)) if i % 2 else (i % 5, 0)
         seconds = CHANGED.verify_s + CHANGED.verify_token_s * (drafts + branched)
-        model.observe(StepResult((Row("a", 1, 0, (1,), drafts, branched),), 9, 0.0, seconds, 0.0, positions=drafts))
+        model.observe(
+            StepResult((Row("a", 1, 0, (1,), drafts, branched=branched),), 9, 0.0, seconds, 0.0, positions=drafts)
+        )
     assert model.profile.verify_token_s == pytest.approx(CHANGED.verify_token_s, rel=0.05)
     assert model.passes.seconds(13) == pytest.approx(CHANGED.verify_s + 12 * CHANGED.verify_token_s, rel=0.1)

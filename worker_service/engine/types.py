@@ -113,7 +113,6 @@ class Row:
     start: int  # output tokens before the round
     tokens: tuple[int, ...] = ()  # emitted; the last one ended the request if `finish` is set
     drafted: int = 0  # positions for which drafts were verified
-    branched: int = 0  # drafts that were verified beside one for each position
     accepted: int = 0
     prefilled: int = 0  # tokens of the prompt, or of a text whose KV was lost, computed in this round
     blocks: int = 0  # of KV that no other request shares: dropping the request would free as many
@@ -125,6 +124,7 @@ class Row:
     remaining: Remaining | None = None  # where the probe was asked
     prompt_logprobs: tuple[Logprob, ...] = ()  # with the first token: of the prompt's, from its second on
     embedding: tuple[float, ...] = ()  # with the first token
+    branched: int = 0  # drafts that were verified beside one for each position
 
 
 @dataclass(frozen=True, slots=True)
