@@ -198,7 +198,7 @@ def test_a_fork_gives_back_what_it_took(length: int, tokens: int, drafts: int, m
     fork = kv.fork(length, tokens)
     assert fork is not None
     assert list(fork.table[: length // 4]) == blocks[: length // 4]
-    assert (fork.source is None) == (length % 4 == 0)
+    assert fork.source == (blocks[length // 4] if length % 4 else -1)
     if merged:
         kv.merge(fork, length + tokens)
         assert kv.length == length + tokens <= 4 * len(kv.table)

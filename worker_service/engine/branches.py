@@ -26,12 +26,7 @@ def sprout(work: Work, chains: Sequence[Sequence[int]]) -> None:
 
 def sequences(works: Sequence[Work]) -> list[InputSequence]:
     """The target's input for all branches, which comes after that for the works themselves."""
-    return [
-        InputSequence(each.fork, work.drafts_from, each.tokens, 0)
-        for work in works
-        for each in work.branches
-        if each.fork is not None
-    ]
+    return [InputSequence(each.fork, work.drafts_from, each.tokens, 0) for work in works for each in work.branches]
 
 
 def follow(
@@ -40,9 +35,9 @@ def follow(
     passed: Passed,
     draw: Callable[[torch.Tensor, Sequence[tuple[Work, Branch]]], Sequence[Drawn]],
 ) -> list[Drawn]:
-    """What was drawn for each of the works; where that is a token which begins a branch, together with what `draw` says
-    of the rows of the branch's logits. The branch's KV is then the request's, and in `passed` its hidden states and
-    states take the places of those of the drafts."""
+    """The draws of each of the works. If `drawn` has one token and that begins a branch, the target follows the branch:
+    its own draws, which `draw` makes from the rows of the branch's logits, come behind that token. The branch's KV is
+    then the request's, and in `passed` its hidden states and states take the places of those of the drafts."""
     found, followed = list(drawn), _followed(works, drawn)
     if not followed:
         return found
@@ -57,9 +52,8 @@ def follow(
         passed.hidden[to_row : to_row + n] = passed.hidden[row : row + n]
         if passed.states is not None:
             passed.states[to_place : to_place + n] = passed.states[place : place + n]
-        fork, branch.fork = branch.fork, None
-        if fork is not None:
-            kv.merge(fork, works[number].drafts_from + n)
+        kv.merge(branch.fork, works[number].drafts_from + n)
+        branch.followed = True
     return found
 
 
@@ -93,6 +87,5 @@ def prune(works: Sequence[Work]) -> None:
     """Give back the blocks of the branches that were not followed."""
     for work in works:
         for branch in work.branches:
-            if branch.fork is not None:
+            if not branch.followed:
                 work.request.kv.abandon(branch.fork)
-                branch.fork = None

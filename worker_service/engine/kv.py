@@ -64,12 +64,11 @@ class BlockPool:
 @dataclass(frozen=True, slots=True)
 class Fork:
     """Blocks for another continuation of a request's text. `table`: like the request's own up to block `first`, from
-    which on nobody shares them. `source`: the request's block `first`, whose beginning counts here, too; None: nothing
-    does."""
+    which on nobody shares them. `source`: as in QueryRange."""
 
     table: "array[int]"
     first: int
-    source: int | None
+    source: int
 
 
 class KV:
@@ -158,7 +157,7 @@ class KV:
         if self._pool.free_blocks < count - first:
             return None
         own = array("i", [self._pool.take() for _ in range(first, count)])
-        return Fork(self.table[:first] + own, first, self.table[first] if start % size else None)
+        return Fork(self.table[:first] + own, first, self.table[first] if start % size else -1)
 
     def merge(self, fork: Fork, length: int) -> None:
         """The fork's text turned out to be this request's: its first `length` tokens are held from now on."""

@@ -19,11 +19,11 @@ SCORED = 128  # tokens of prompts whose log-probabilities are told, in a step: e
 
 @dataclass(slots=True)
 class Branch:
-    """Drafts of a request that begin with another token than its others do, and the KV for them, until that has become
-    the request's or was given back."""
+    """Drafts of a request that begin with another token than its others do, and the KV for them."""
 
     tokens: Sequence[int]
-    fork: Fork | None
+    fork: Fork
+    followed: bool = False  # the fork has become the request's KV
 
 
 @dataclass(slots=True)

@@ -84,7 +84,7 @@ def _forks(work: Work) -> bool:
 
 
 def _likeliest(proposed: Sequence[Sequence[Chain]], count: int) -> list[list[Chain]]:
-    """What is left of these chains of so many of all drafts, the likeliest; of equals those that come earlier."""
+    """The chains cut down to `count` drafts in all, the likeliest; of equally likely ones those that come earlier."""
     chains = [(i, chain) for i, own in enumerate(proposed) for chain in own]
     places = [(-chance, at, n) for n, (_, chain) in enumerate(chains) for at, (_, chance) in enumerate(chain)]
     kept = [0] * len(chains)

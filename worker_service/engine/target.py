@@ -125,8 +125,8 @@ class Target:
             wanted.extend(range(begin + sequence.logits_from, begin + n))
             input_ids.extend(sequence.tokens)
             positions.extend(range(sequence.start, sequence.start + n))
-            source = sequence.kv.source if isinstance(sequence.kv, Fork) else None
-            ranges.append(QueryRange(begin, n, sequence.start, sequence.kv.table, -1 if source is None else source))
+            source = sequence.kv.source if isinstance(sequence.kv, Fork) else -1
+            ranges.append(QueryRange(begin, n, sequence.start, sequence.kv.table, source))
         return self._compute(input_ids, positions, wanted, ranges)
 
     # What follows knows no requests: where a model is shared, each process does the same (parallel.py).

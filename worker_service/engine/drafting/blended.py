@@ -20,14 +20,14 @@ class Blended(FirstOf):
         looked = [_chain(*pair) for pair in zip(drafts, self._lookup.chances, strict=True)]
         chains = [[own] for own in looked]
         unsure = [i for i, own in enumerate(looked) if not own or own[0][1] < _SURE]
-        self.positions, self.waited_s, self.apart = 0, 0.0, []
+        self.positions = 0
         if unsure:
             drafts, other = self._drafter.propose([asks[i] for i in unsure]), self._drafter
             chances = other.chances or [[1.0] * len(own) for own in drafts]
             others = other.others or [()] * len(drafts)
             for i, own, likely, more in zip(unsure, drafts, chances, others, strict=True):
                 chains[i] = _blend(looked[i], [_chain(own, likely), *more])
-            self.positions, self.waited_s, self.apart = other.positions, other.waited_s, list(other.apart)
+            self.positions = other.positions
         self.others = [own[1:] for own in chains]
         self.chances = [[chance for _, chance in own[0]] for own in chains]
         return [[token for token, _ in own[0]] for own in chains]

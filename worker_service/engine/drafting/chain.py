@@ -16,7 +16,7 @@ from worker_service.engine.upload import sent
 
 
 class Chains(NamedTuple):
-    """What was drafted: for each request some chains, each of its first token's likelihood, the likeliest first. The
+    """For each request some chains of drafts, ordered by how likely their first tokens are, the likeliest first. The
     chains of a request begin with different tokens, and any may be empty."""
 
     found: list[list[Chain]]

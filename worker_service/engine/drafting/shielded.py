@@ -42,7 +42,7 @@ class Shielded(Drafter):
         return drafts or [[] for _ in asks]
 
     def _proposed(self, asks: Sequence[Ask]) -> _Proposed:
-        """What it says, as what a drafter says. Raises whatever that takes."""
+        """The answer of the drafter, with numbers made of what should be numbers. Raises what that raises."""
         drafts = [list(map(int, own)) for own in self._drafter.propose(asks)]
         chances = [list(map(float, own)) for own in self._drafter.chances]
         others = [
