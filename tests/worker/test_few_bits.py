@@ -1,4 +1,5 @@
-"""Products with weights of few bits: they are those of the weights that the bits stand for, in every layout."""
+"""Products with packed weights, whole or of few bits: they are those of the weights that the bits stand for, in every
+layout."""
 
 import itertools
 
@@ -53,6 +54,18 @@ def test_in_bfloat16_only_activations_are_rounded(bits: int, group: int, scales:
     step = x.float().abs().amax(-1, keepdim=True) / 32767
     bound = step / 2 * weights.weight().abs().sum(-1) + 1e-3
     assert (np.abs(found.numpy() - expected) <= bound.numpy()).all()
+
+
+def test_float32_weights_that_bfloat16_holds_take_half_the_memory_and_no_bit_changes() -> None:
+    """A checkpoint in bfloat16 that is served in float32."""
+    whole, x, bias = torch.randn(N, K).bfloat16().float(), torch.randn(ROWS, K), torch.randn(N)
+    finer = whole.clone()
+    finer[-1, -1] += 2**-12 * finer[-1, -1].abs()
+    narrow, wide = (linear(weights, torch.float32, bias) for weights in (whole, finer))
+    assert narrow.packed.nbytes * 2 == wide.packed.nbytes
+    assert torch.equal(narrow.weight, whole)
+    for count in range(1, ROWS):
+        assert torch.equal(narrow(x[:count])[:, :-1], wide(x[:count])[:, :-1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -23,13 +23,15 @@ class Packed:
     """A matrix as the kernels take it. Its outputs are filled up with zeros to whole panels."""
 
     def __init__(self, weight: torch.Tensor | Groups) -> None:
-        """`weight`: [n, k], whole, in a type of `native.TYPES`; or of few bits."""
+        """`weight`: [n, k], whole, in a type of `native.TYPES`; or of few bits. Whole ones take 16 bits each where that
+        changes none of them: those of a checkpoint in bfloat16 do, whatever type they were loaded in."""
         if isinstance(weight, Groups):
             self.bits, self._group = weight.bits, weight.numbers.shape[1] // weight.scales.shape[1]
             self.outputs, self.inputs = weight.numbers.shape
             self._tensors = [_pack_numbers(weight), *(pack(x, 1) for x in weight[2:] if x is not None)]
         else:
-            self.bits, self._group = 0, 1
+            weight = _narrowed(weight.detach())
+            self.bits, self._group = 8 * weight.itemsize, 1
             self.outputs, self.inputs = weight.shape
             self._tensors = [pack(weight)]
         self.padded = self.outputs + -self.outputs % native.PANEL
@@ -41,11 +43,17 @@ class Packed:
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """The weights of these outputs [m], as float32 [m, k]."""
         parts = [x[index // native.PANEL, :, index % native.PANEL] for x in self._tensors]
-        if not self.bits:
+        if self.bits >= 16:
             return parts[0].float().view(len(index), -1)
         numbers = _unpack_numbers(parts[0], self.bits)
         scales = [x.view(len(index), -1) for x in parts[1:]]
         return Groups(self.bits, numbers, scales[0], scales[1] if len(scales) > 1 else None).weight()
+
+
+def _narrowed(weight: torch.Tensor) -> torch.Tensor:
+    """In bfloat16, if these are the same numbers."""
+    narrow = weight.bfloat16()
+    return narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
 
 
 def pack(weight: torch.Tensor, step: int = 0) -> torch.Tensor:

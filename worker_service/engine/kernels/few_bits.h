@@ -1,4 +1,5 @@
-// Products with weights of few bits, taken as they lie in memory. How they came to be so is not known here.
+// Matrices of weights, and products with those of few bits, taken as they lie in memory. How they came to be so is not
+// known here.
 #pragma once
 #include <numeric>
 
@@ -6,8 +7,8 @@
 
 extern "C" {
 
-// Weights [n][k], packed in panels of 32 outputs. Those with `bits` 0 are whole numbers of the activations' type, as
-// layers.h has them. Others are signed, and `group` of them along k share a scale, and a minimum if there are any:
+// Weights [n][k], packed in panels of 32 outputs. Those of 32 bits are float32, those of 16 bfloat16, as layers.h has
+// them. Of fewer bits they are signed, and `group` of them along k share a scale, and a minimum if there are any:
 //   weight = scale * number, or scale * (number + 2^(bits - 1)) + minimum.
 // Numbers: [n / 32][k / (32 / bits)][32] of 32 bits, in each of which the halves hold k = 0, 2, 4... and 1, 3, 5...
 struct Matrix {

@@ -9,17 +9,17 @@
 
 namespace {
 
-constexpr int MOST_ROWS = REGISTERS == 16 ? 6 : 8;  // at a time: each weight is read once for all of them
+constexpr int MOST_ROWS = REGISTERS == 16 ? 5 : 8;  // at a time: each weight is read once for all of them
 constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
 
 // sum[GROUPS][ROWS][VECTORS] += a * a panel of whole weights, whose columns are in so many groups. All groups are summed
 // over a part of k before the next part is read: so weights come from memory in the order in which they lie there.
-template <int GROUPS, int ROWS, int VECTORS>
-void whole(const float* a, const float* weight, int k, Floats (&sum)[GROUPS][ROWS][VECTORS], int64_t ahead) {
+template <int GROUPS, int ROWS, int VECTORS, typename W>
+void whole(const float* a, const W* weight, int k, Floats (&sum)[GROUPS][ROWS][VECTORS], int64_t ahead) {
     for (int begin = 0; begin < k; begin += CHUNK)
         for (int g = 0; g < GROUPS; g++) {
             Floats part[ROWS][VECTORS] = {};
-            multiply_add(a + begin, k, weight + int64_t(begin) * PANEL + g * VECTORS * LANES, PANEL,
+            multiply_add(a + begin, k, weight + int64_t(begin) * PANEL + STEP<W> * g * VECTORS * LANES, STEP<W> * PANEL,
                          std::min(CHUNK, k - begin), part, ahead);
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0; v < VECTORS; v++) sum[g][r][v] += part[r][v];
@@ -76,8 +76,12 @@ void rows_times_panel(const T* a, const Fixed& fixed, int first, const Matrix& w
         for (int g = 0; g < GROUPS; g++) few_bits<8>(a, own, weight, p, g * COLUMNS, k, sum[g]);
     else if (weight.bits == 4)
         for (int g = 0; g < GROUPS; g++) few_bits<4>(a, own, weight, p, g * COLUMNS, k, sum[g]);
-    else  // The next panel of this thread, as far as one can tell, is wanted soon.
-        whole(a, (const T*)weight.numbers + int64_t(p) * PANEL * k, k, sum, int64_t(omp_get_num_threads()) * PANEL * k);
+    else {  // The next panel of this thread, as far as one can tell, is wanted soon.
+        const int64_t at = int64_t(p) * PANEL * k, ahead = int64_t(omp_get_num_threads()) * PANEL * k;
+        if (weight.bits == 32)
+            if constexpr (std::is_same_v<T, float>) whole(a, (const float*)weight.numbers + at, k, sum, ahead);
+        if (weight.bits == 16) whole(a, (const BFloat16*)weight.numbers + at, k, sum, ahead);
+    }
     for (int g = 0; g < GROUPS; g++)
         for (int r = 0; r < ROWS; r++) std::memcpy(out + int64_t(r) * n + g * COLUMNS, sum[g][r], sizeof sum[g][r]);
 }
@@ -89,7 +93,7 @@ void linear(Barrier& barrier, const T* a, const Matrix* parts, int count, const 
             const Fixed& fixed, bool add = false) {
     int n = 0;
     bool few = false;
-    for (int i = 0; i < count; i++) n += parts[i].n, few |= parts[i].bits > 0;
+    for (int i = 0; i < count; i++) n += parts[i].n, few |= parts[i].bits < 16;
     if (few && std::is_same_v<T, BFloat16>) {
 #pragma omp for nowait
         for (int r = 0; r < rows; r++)
@@ -104,7 +108,7 @@ void linear(Barrier& barrier, const T* a, const Matrix* parts, int count, const 
         for (; own >= part->n / PANEL; part++) own -= part->n / PANEL;
         float* to = out + p * PANEL;
         const Start start = add ? Start{to, n} : Start{bias ? bias + p * PANEL : nullptr, 0};
-        if (!part->bits && tiled<T>(k, PANEL)) {
+        if (part->bits == 16 && tiled<T>(k, PANEL)) {
             constexpr int LINE = PANEL * STEP<T>;
             registers.multiply(a, k, (const T*)part->numbers + int64_t(own) * PANEL * k, LINE, start.at, start.stride, to, n,
                                rows, k, PANEL, int64_t(TILE_ROWS) * LINE);
@@ -121,7 +125,7 @@ void linear(Barrier& barrier, const T* a, const Matrix* parts, int count, const 
 template <typename T>
 void linear(Barrier& barrier, const T* a, const T* weight, const float* bias, float* out, int rows, int n, int k,
             bool add = false) {
-    const Matrix whole = {weight, nullptr, nullptr, n, 0, 0, 0};
+    const Matrix whole = {weight, nullptr, nullptr, n, 8 * sizeof(T), 0, 0};
     linear(barrier, a, &whole, 1, bias, out, rows, k, Fixed{}, add);
 }
 
