@@ -25,7 +25,7 @@ constexpr int GRAIN = 16;  // each group is some grains
 struct Fixed {
     int16_t* numbers;  // [rows][k]
     float* scales;     // [rows]
-    int32_t* sums;     // [rows][k / GRAIN]: of the numbers
+    float* sums;       // [rows][k / GRAIN]: of the numbers, which are whole numbers too
 };
 
 using Words = int16_t __attribute__((vector_size(4 * LANES)));
@@ -49,7 +49,9 @@ Words unpack(Words packed, int i) {
     return packed << (16 - BITS - BITS * i) >> (16 - BITS);
 }
 
-Floats load_scale(const void* from, int64_t at, bool wide) {
+// What lies `ahead` scales further will be wanted soon.
+Floats load_scale(const void* from, int64_t at, bool wide, int64_t ahead) {
+    __builtin_prefetch((const char*)from + (at + ahead) * (wide ? 4 : 2), 0, 2);
     if (wide) return load((const float*)from + at);
     Shorts halves;  // none is infinite
     std::memcpy(&halves, (const uint16_t*)from + at, sizeof halves);
@@ -59,7 +61,7 @@ Floats load_scale(const void* from, int64_t at, bool wide) {
 }
 
 template <typename T>
-void fix(const T* a, int k, int16_t* numbers, float* scale, int32_t* sums) {
+void fix(const T* a, int k, int16_t* numbers, float* scale, float* sums) {
     const auto larger = [](Floats x, Floats y) { return (Ints)x > (Ints)y ? x : y; };  // of sizes, and a NaN is larger
     Floats most = {};
     for (int i = 0; i < k; i += LANES) most = larger(most, (Floats)((Ints)load(a + i) & 0x7fffffff));
@@ -78,41 +80,53 @@ void fix(const T* a, int k, int16_t* numbers, float* scale, int32_t* sums) {
     }
 }
 
-// sum[ROWS][VECTORS] = a * the columns of panel `p` of `weight` from `c` on, in units of each row's scale.
+// sum[ROWS][VECTORS] = a * the columns of panel `p` of `weight` from `c` on, in units of each row's scale. Compilers keep
+// all in registers if they are told to unroll the inner loops, and else in memory, which takes two to four times as long.
 template <int BITS, int ROWS, int VECTORS>
 void panel(const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&sum)[ROWS][VECTORS], int threads) {
     const int64_t bytes = int64_t(PANEL) * k * BITS / 8;
     const char* from = (const char*)weight.numbers + p * bytes + c * 4;
-    const int group = weight.group, groups = k / group;
+    const int group = weight.group, groups = k / group, ahead = threads * groups * PANEL;
     for (int g = 0; g < groups; g++) {
         Ints part[ROWS][VECTORS] = {};
         for (int i = g * group; i < (g + 1) * group; from += PANEL * 4) {
             Words packed[VECTORS];
-            std::memcpy(packed, from, sizeof packed);
-            for (int v = 0; v < VECTORS; v++)
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++) {
+                std::memcpy(&packed[v], from + v * sizeof(Words), sizeof(Words));
                 if (v * sizeof(Words) % CACHE_LINE == 0)
                     __builtin_prefetch(from + v * sizeof(Words) + threads * bytes, 0, 2);
+            }
+#pragma GCC unroll 4
             for (int each = 0; each < 16 / BITS; each++, i += 2) {
                 Words row[VECTORS];
+#pragma GCC unroll 8
                 for (int v = 0; v < VECTORS; v++) row[v] = unpack<BITS>(packed[v], each);
+#pragma GCC unroll 8
                 for (int r = 0; r < ROWS; r++) {
                     int32_t pair;
                     std::memcpy(&pair, a.numbers + int64_t(r) * k + i, sizeof pair);
+#pragma GCC unroll 8
                     for (int v = 0; v < VECTORS; v++) part[r][v] = dot(part[r][v], (Words)(Ints{} + pair), row[v]);
                 }
             }
         }
         const int64_t at = (int64_t(p) * groups + g) * PANEL + c;
+        Floats scale[VECTORS], zero[VECTORS] = {};
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
-            const Floats scale = load_scale(weight.scales, at + v * LANES, weight.wide);
-            for (int r = 0; r < ROWS; r++)
-                sum[r][v] = fused(sum[r][v], __builtin_convertvector(part[r][v], Floats), scale);
-            if (!weight.minima) continue;
-            const Floats zero =
-                load_scale(weight.minima, at + v * LANES, weight.wide) + scale * float(1 << (BITS - 1));
-            for (int r = 0; r < ROWS; r++) {
-                const int32_t* sums = a.sums + (int64_t(r) * k + g * group) / GRAIN;
-                sum[r][v] = fused(sum[r][v], zero, broadcast(std::accumulate(sums, sums + group / GRAIN, 0)));
+            scale[v] = load_scale(weight.scales, at + v * LANES, weight.wide, ahead);
+            if (weight.minima)
+                zero[v] = load_scale(weight.minima, at + v * LANES, weight.wide, ahead) + scale[v] * float(1 << (BITS - 1));
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            const float* sums = a.sums + (int64_t(r) * k + g * group) / GRAIN;
+            const Floats all = broadcast(std::accumulate(sums, sums + group / GRAIN, 0.0f));
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++) {
+                sum[r][v] = fused(sum[r][v], __builtin_convertvector(part[r][v], Floats), scale[v]);
+                if (weight.minima) sum[r][v] = fused(sum[r][v], zero[v], all);
             }
         }
     }
@@ -124,20 +138,26 @@ void grain(const float* a, const Matrix& weight, int p, int c, int k, int begin,
     const char* from = (const char*)weight.numbers + (int64_t(p) * k + begin) * PANEL * BITS / 8 + c * 4;
     const int64_t at = (int64_t(p) * (k / weight.group) + begin / weight.group) * PANEL + c;
     Floats scale[VECTORS], zero[VECTORS] = {};
+#pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++) {
-        scale[v] = load_scale(weight.scales, at + v * LANES, weight.wide);
-        if (weight.minima) zero[v] = load_scale(weight.minima, at + v * LANES, weight.wide);
+        scale[v] = load_scale(weight.scales, at + v * LANES, weight.wide, 0);
+        if (weight.minima) zero[v] = load_scale(weight.minima, at + v * LANES, weight.wide, 0);
     }
     const int lift = weight.minima ? 1 << (BITS - 1) : 0;
     for (int i = begin; i < begin + GRAIN; from += PANEL * 4) {
         Words packed[VECTORS];
-        std::memcpy(packed, from, sizeof packed);
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) std::memcpy(&packed[v], from + v * sizeof(Words), sizeof(Words));
+#pragma GCC unroll 4
         for (int each = 0; each < 16 / BITS; each++)
+#pragma GCC unroll 2
             for (int half = 0; half < 2; half++, i++)
+#pragma GCC unroll 8
                 for (int v = 0; v < VECTORS; v++) {
                     const Ints pair = (Ints)unpack<BITS>(packed[v], each);
                     const Ints number = (half ? pair >> 16 : pair << 16 >> 16) + lift;
                     const Floats whole = __builtin_convertvector(number, Floats) * scale[v] + zero[v];
+#pragma GCC unroll 8
                     for (int r = 0; r < ROWS; r++) part[r][v] = multiply_add(part[r][v], a + int64_t(r) * k + i, whole);
                 }
     }

@@ -135,7 +135,7 @@ inline Fixed fixed_memory(int64_t rows, int k) {
     const int64_t numbers = rows * k / 2, sums = rows * k / GRAIN;
     memory.resize(std::max(int64_t(memory.size()), numbers + sums + rows + 2));
     int32_t* at = memory.data();
-    return {(int16_t*)at, (float*)(at + numbers + 1), at + numbers + 1 + rows};
+    return {(int16_t*)at, (float*)(at + numbers + 1), (float*)(at + numbers + 1 + rows)};
 }
 
 // One row; `out` may be `from`.
