@@ -45,7 +45,7 @@ Ints dot(Ints sum, Words a, Words b) {
 
 // Number i of each half.
 template <int BITS>
-Words unpack(Words packed, int i) {
+Words field(Words packed, int i) {
     return packed << (16 - BITS - BITS * i) >> (16 - BITS);
 }
 
@@ -69,14 +69,14 @@ void fix(const T* a, int k, int16_t* numbers, float* scale, float* sums) {
     *scale = top / 32767;
     for (int i = 0; i < k; i += GRAIN) {
         constexpr float MAGIC = 12582912;  // 1.5 * 2^23: adding it rounds
-        int32_t sum = 0;
+        Floats sum = {};
         for (int j = i; j < i + GRAIN; j += LANES) {
             const Ints whole = (Ints)(load(a + j) * inverse + MAGIC) - 0x4b400000;
             const auto narrow = __builtin_convertvector(whole, int16_t __attribute__((vector_size(2 * LANES))));
             std::memcpy(numbers + j, &narrow, sizeof narrow);
-            for (int lane = 0; lane < LANES; lane++) sum += whole[lane];
+            sum += __builtin_convertvector(whole, Floats);
         }
-        sums[i / GRAIN] = sum;
+        sums[i / GRAIN] = total(sum);
     }
 }
 
@@ -101,7 +101,7 @@ void panel(const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&s
             for (int each = 0; each < 16 / BITS; each++, i += 2) {
                 Words row[VECTORS];
 #pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) row[v] = unpack<BITS>(packed[v], each);
+                for (int v = 0; v < VECTORS; v++) row[v] = field<BITS>(packed[v], each);
 #pragma GCC unroll 8
                 for (int r = 0; r < ROWS; r++) {
                     int32_t pair;
@@ -132,34 +132,80 @@ void panel(const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&s
     }
 }
 
-// The same of float32 activations: each weight becomes the float32 number that it stands for. `part` adds GRAIN of them.
-template <int BITS, int ROWS, int VECTORS>
-void grain(const float* a, const Matrix& weight, int p, int c, int k, int begin, Floats (&part)[ROWS][VECTORS]) {
-    const char* from = (const char*)weight.numbers + (int64_t(p) * k + begin) * PANEL * BITS / 8 + c * 4;
-    const int64_t at = (int64_t(p) * (k / weight.group) + begin / weight.group) * PANEL + c;
-    Floats scale[VECTORS], zero[VECTORS] = {};
-#pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) {
-        scale[v] = load_scale(weight.scales, at + v * LANES, weight.wide, 0);
-        if (weight.minima) zero[v] = load_scale(weight.minima, at + v * LANES, weight.wide, 0);
-    }
+// All rows times panel `p` of a `weight` of few bits, by integers.
+template <int BITS>
+void rows_times_few_bits(const Fixed& a, const Matrix& weight, int p, const Start& start, float* out, int rows, int n, int k) {
+    in_groups<MOST_ROWS>(rows, [&](int first, auto number) {
+        constexpr int ROWS = number, VECTORS = at_once(ROWS, PANEL / LANES);
+        const Fixed own = {a.numbers + int64_t(first) * k, a.scales + first, a.sums + int64_t(first) * k / GRAIN};
+        for (int c = 0; c < PANEL; c += VECTORS * LANES) {
+            Floats sum[ROWS][VECTORS] = {};
+            panel<BITS>(own, weight, p, c, k, sum, omp_get_num_threads());
+            for (int r = 0; r < ROWS; r++)
+                for (int v = 0, at = c; v < VECTORS; v++, at += LANES)
+                    store(out + int64_t(first + r) * n + at, fused(start(first + r, at), sum[r][v], broadcast(own.scales[r])));
+        }
+    });
+}
+
+void rows_times_few_bits(const BFloat16*, const Fixed& a, const Matrix& weight, int p, const Start& start, float* out,
+                         int rows, int n, int k) {
+    if (weight.bits == 8)
+        rows_times_few_bits<8>(a, weight, p, start, out, rows, n, k);
+    else
+        rows_times_few_bits<4>(a, weight, p, start, out, rows, n, k);
+}
+
+// The float32 numbers [count][PANEL] that the weights begin..begin + count of panel `p` stand for; both are multiples of
+// GRAIN. What lies `panels` further will be wanted soon.
+template <int BITS>
+void widen(const Matrix& weight, int p, int k, int begin, int count, int panels, float* to) {
     const int lift = weight.minima ? 1 << (BITS - 1) : 0;
-    for (int i = begin; i < begin + GRAIN; from += PANEL * 4) {
-        Words packed[VECTORS];
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) std::memcpy(&packed[v], from + v * sizeof(Words), sizeof(Words));
+    const int64_t bytes = int64_t(PANEL) * k * BITS / 8;
+    for (int i = begin; i < begin + count; i += GRAIN, to += GRAIN * PANEL)
+        for (int c = 0; c < PANEL; c += LANES) {
+            const int64_t at = (int64_t(p) * (k / weight.group) + i / weight.group) * PANEL + c;
+            const int64_t ahead = int64_t(panels) * (k / weight.group) * PANEL;
+            const Floats scale = load_scale(weight.scales, at, weight.wide, ahead);
+            const Floats zero = weight.minima ? load_scale(weight.minima, at, weight.wide, ahead) : Floats{};
+            const char* from = (const char*)weight.numbers + p * bytes + (int64_t(i) * BITS / 8 * PANEL) + c * 4;
+            float* own = to + c;
+            for (int word = 0; word < GRAIN * BITS / 32; word++, from += PANEL * 4) {
+                Words packed;
+                std::memcpy(&packed, from, sizeof packed);
+                if (c * 4 % CACHE_LINE == 0) __builtin_prefetch(from + panels * bytes, 0, 2);
 #pragma GCC unroll 4
-        for (int each = 0; each < 16 / BITS; each++)
+                for (int each = 0; each < 16 / BITS; each++)
 #pragma GCC unroll 2
-            for (int half = 0; half < 2; half++, i++)
-#pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) {
-                    const Ints pair = (Ints)unpack<BITS>(packed[v], each);
-                    const Ints number = (half ? pair >> 16 : pair << 16 >> 16) + lift;
-                    const Floats whole = __builtin_convertvector(number, Floats) * scale[v] + zero[v];
-#pragma GCC unroll 8
-                    for (int r = 0; r < ROWS; r++) part[r][v] = multiply_add(part[r][v], a + int64_t(r) * k + i, whole);
-                }
+                    for (int half = 0; half < 2; half++, own += PANEL) {
+                        const Ints pair = (Ints)field<BITS>(packed, each);
+                        const Ints number = (half ? pair >> 16 : pair << 16 >> 16) + lift;
+                        store(own, __builtin_convertvector(number, Floats) * scale + zero);
+                    }
+            }
+        }
+}
+
+// The same of float32 activations: each weight becomes the float32 number that it stands for, a part of them at a time.
+// They are summed as whole ones are.
+void rows_times_few_bits(const float* a, const Fixed&, const Matrix& weight, int p, const Start& start, float* out, int rows,
+                         int n, int k) {
+    alignas(CACHE_LINE) float wide[CHUNK * PANEL];
+    for (int begin = 0, count; begin < k; begin += count) {
+        count = std::min(CHUNK, k - begin);
+        (weight.bits == 8 ? widen<8> : widen<4>)(weight, p, k, begin, count, omp_get_num_threads(), wide);
+        in_groups<MOST_ROWS>(rows, [&](int first, auto number) {
+            constexpr int ROWS = number, VECTORS = at_once(ROWS, PANEL / LANES);
+            for (int c = 0; c < PANEL; c += VECTORS * LANES) {
+                Floats part[ROWS][VECTORS] = {};
+                multiply_add(a + int64_t(first) * k + begin, k, wide + c, PANEL, count, part);
+                for (int r = 0; r < ROWS; r++)
+                    for (int v = 0, at = c; v < VECTORS; v++, at += LANES) {
+                        float* to = out + int64_t(first + r) * n + at;
+                        store(to, (begin ? load(to) : start(first + r, at)) + part[r][v]);
+                    }
+            }
+        });
     }
 }
 

@@ -9,9 +9,6 @@
 
 namespace {
 
-constexpr int MOST_ROWS = REGISTERS == 16 ? 5 : 8;  // at a time: each weight is read once for all of them
-constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
-
 // sum[GROUPS][ROWS][VECTORS] += a * a panel of whole weights, whose columns are in so many groups. All groups are summed
 // over a part of k before the next part is read: so weights come from memory in the order in which they lie there.
 template <int GROUPS, int ROWS, int VECTORS, typename W>
@@ -34,54 +31,21 @@ void whole(const BFloat16* a, const BFloat16* weight, int k, Floats (&sum)[GROUP
                          std::min(part, k - begin), sum[g], ahead);
 }
 
-template <int BITS, int ROWS, int VECTORS>
-void few_bits(const float* a, const Fixed&, const Matrix& weight, int p, int c, int k, Floats (&sum)[ROWS][VECTORS]) {
-    for (int begin = 0; begin < k; begin += CHUNK) {
-        Floats part[ROWS][VECTORS] = {};
-        for (int i = begin; i < std::min(begin + CHUNK, k); i += GRAIN) grain<BITS>(a, weight, p, c, k, i, part);
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECTORS; v++) sum[r][v] += part[r][v];
-    }
-}
-
-template <int BITS, int ROWS, int VECTORS>
-void few_bits(const BFloat16*, const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&sum)[ROWS][VECTORS]) {
-    Floats product[ROWS][VECTORS] = {};
-    panel<BITS>(a, weight, p, c, k, product, omp_get_num_threads());
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) sum[r][v] = fused(sum[r][v], product[r][v], broadcast(a.scales[r]));
-}
-
-// What a product is added to: `stride` floats from one row to the next. Nothing: zeros.
-struct Start {
-    const float* at;
-    int stride;
-
-    Floats operator()(int row, int column) const { return at ? load(at + int64_t(row) * stride + column) : Floats{}; }
-};
-
-// Rows first..first + ROWS times panel `p` of `weight`, as many of its columns at a time as registers hold.
+// Rows first..first + ROWS times panel `p` of whole weights, as many of its columns at a time as registers hold.
 template <int ROWS, typename T>
-void rows_times_panel(const T* a, const Fixed& fixed, int first, const Matrix& weight, int p, const Start& start,
-                      float* out, int n, int k) {
+void rows_times_panel(const T* a, int first, const Matrix& weight, int p, const Start& start, float* out, int n, int k) {
     constexpr int VECTORS = at_once(ROWS, PANEL / LANES), COLUMNS = VECTORS * LANES, GROUPS = PANEL / COLUMNS;
     a += int64_t(first) * k;
     out += int64_t(first) * n;
-    const Fixed own = {fixed.numbers + int64_t(first) * k, fixed.scales + first, fixed.sums + int64_t(first) * k / GRAIN};
     Floats sum[GROUPS][ROWS][VECTORS];
     for (int g = 0; g < GROUPS; g++)
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++) sum[g][r][v] = start(first + r, g * COLUMNS + v * LANES);
-    if (weight.bits == 8)
-        for (int g = 0; g < GROUPS; g++) few_bits<8>(a, own, weight, p, g * COLUMNS, k, sum[g]);
-    else if (weight.bits == 4)
-        for (int g = 0; g < GROUPS; g++) few_bits<4>(a, own, weight, p, g * COLUMNS, k, sum[g]);
-    else {  // The next panel of this thread, as far as one can tell, is wanted soon.
-        const int64_t at = int64_t(p) * PANEL * k, ahead = int64_t(omp_get_num_threads()) * PANEL * k;
-        if (weight.bits == 32)
-            if constexpr (std::is_same_v<T, float>) whole(a, (const float*)weight.numbers + at, k, sum, ahead);
-        if (weight.bits == 16) whole(a, (const BFloat16*)weight.numbers + at, k, sum, ahead);
-    }
+    // The next panel of this thread, as far as one can tell, is wanted soon.
+    const int64_t at = int64_t(p) * PANEL * k, ahead = int64_t(omp_get_num_threads()) * PANEL * k;
+    if (weight.bits == 32)
+        if constexpr (std::is_same_v<T, float>) whole(a, (const float*)weight.numbers + at, k, sum, ahead);
+    if (weight.bits == 16) whole(a, (const BFloat16*)weight.numbers + at, k, sum, ahead);
     for (int g = 0; g < GROUPS; g++)
         for (int r = 0; r < ROWS; r++) std::memcpy(out + int64_t(r) * n + g * COLUMNS, sum[g][r], sizeof sum[g][r]);
 }
@@ -114,9 +78,12 @@ void linear(Barrier& barrier, const T* a, const Matrix* parts, int count, const 
                                rows, k, PANEL, int64_t(TILE_ROWS) * LINE);
             continue;
         }
-        in_groups<MOST_ROWS>(rows, [&](int first, auto number) {
-            rows_times_panel<number>(a, fixed, first, *part, own, start, to, n, k);
-        });
+        if (part->bits < 16)
+            rows_times_few_bits(a, fixed, *part, own, start, to, rows, n, k);
+        else
+            in_groups<MOST_ROWS>(rows, [&](int first, auto number) {
+                rows_times_panel<number>(a, first, *part, own, start, to, n, k);
+            });
     }
     barrier.wait();
 }

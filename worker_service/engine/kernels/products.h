@@ -19,6 +19,8 @@ constexpr int at_once(int rows, int most) {
 
 constexpr int CACHE_LINE = 64;  // bytes
 constexpr int PANEL = 32;       // outputs whose weights lie together: [k / STEP][PANEL][STEP]
+constexpr int MOST_ROWS = REGISTERS == 16 ? 5 : 8;  // at a time: each weight is read once for all of them
+constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
 
 // sum + a * b, rounded once. A compiler that is free to fuse them may do so for some numbers of rows and not for others.
 Floats fused(Floats sum, Floats a, Floats b) {
@@ -77,6 +79,14 @@ void multiply_add(const T* a, int64_t a_stride, const B* b, int b_stride, int k,
                     sum[r][v] = multiply_add(sum[r][v], a + r * a_stride + i + part * STEP<T>, row[v]);
         }
 }
+
+// What a product is added to: `stride` floats from one row to the next. Nothing: zeros.
+struct Start {
+    const float* at;
+    int stride;
+
+    Floats operator()(int row, int column) const { return at ? load(at + int64_t(row) * stride + column) : Floats{}; }
+};
 
 // Calls work(n) with a number that the compiler knows; `n` is in 1..MOST.
 template <int MOST, typename Work>
