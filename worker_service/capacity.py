@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +15,9 @@ from worker_service.engine.output_head import multiplies_to_float32
 from worker_service.engine.shape import attention_shapes, kv_values_per_token, layer_configs, text_config
 from worker_service.engine.types import Place
 from worker_service.engine.warm_up import WARM_UP_TOKENS
-from worker_service.gguf_groups import stored_bytes
 from worker_service.light_models import light_config
-from worker_service.model_files import CONFIG, GGUF, ModelError, TooLittleMemoryError, is_eagle, loaded_files
+from worker_service.model_files import CONFIG, STORED, ModelError, TooLittleMemoryError, is_eagle, loaded_files
+from worker_service.stored_bits import kept
 
 _GIB = 2**30
 _WHOLE = Place()
@@ -174,8 +175,8 @@ def _held(
 ) -> int:
     """Bytes of memory that weights of this kind take: those of the layers `own`, and if `others` of what is in no
     layer. Raises ModelError."""
-    if weights == "stored" and (folder / GGUF).is_file():
-        return stored_bytes(folder / GGUF, dtype.itemsize)
+    if weights == "stored" and (few := kept(folder)):
+        return (folder / STORED).stat().st_size + _weights(folder, own, others=others, but=few) * dtype.itemsize
     count, text = _weights(folder, own, others=others), text_config(config)
     table, tied = text.vocab_size * text.hidden_size, getattr(text, "tie_word_embeddings", False)
     if weights in BITS:  # norms and biases are too small to count; a table that is not tied stays whole
@@ -195,11 +196,13 @@ def _head_copy(device: torch.device, dtype: torch.dtype, table: int, tied: bool)
     return table * (4 if tied else 4 - dtype.itemsize)  # in float32, and the other one goes
 
 
-def _weights(folder: Path, layers: range, *, others: bool) -> int:
-    """How many numbers the model's files hold for these layers, and for what is in no layer if `others`. Raises
-    ModelError if one of them is no safetensors file."""
+def _weights(folder: Path, layers: range, *, others: bool, but: Container[str] = ()) -> int:
+    """How many numbers the model's files hold for these layers, and for what is in no layer if `others`, without the
+    weights named `but`. Raises ModelError if one of them is no safetensors file."""
 
     def counts(name: str) -> bool:
+        if name in but:
+            return False
         number = next((int(part) for part in name.split(".") if part.isdecimal()), None)
         return others if number is None else number in layers
 

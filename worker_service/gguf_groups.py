@@ -3,7 +3,6 @@ gguf.dequantize makes of a tensor, and the float32 weights of its groups, are eq
 here."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ def groups(kind: str, data: Bytes) -> Groups | None:
     scale is no finite number."""
     if kind not in _KINDS:
         return None
-    block, bits, _, read = _KINDS[kind]
+    block, bits, read = _KINDS[kind]
     n = len(data)
     numbers, scales, minima = read(data.reshape(-1, block))
     if minima is not None:
@@ -38,17 +37,6 @@ def groups(kind: str, data: Bytes) -> Groups | None:
 
     signed = numbers.astype(np.int8, copy=False)
     return Groups(bits, rows(signed), rows(scales), None if minima is None else rows(minima))
-
-
-def stored_bytes(file: Path, itemsize: int) -> int:
-    """How many bytes the weights of a GGUF take in memory, where those of unknown kinds take `itemsize` each."""
-    from gguf import GGUFReader
-
-    try:
-        tensors = [(tensor.tensor_type.name, int(tensor.n_elements)) for tensor in GGUFReader(file).tensors]
-    except (OSError, ValueError, IndexError, KeyError) as error:
-        raise ModelError(f"cannot load {file}: it is no whole GGUF: {error}") from error
-    return sum(int(n * (_KINDS[kind][2] / 8 if kind in _KINDS else itemsize)) for kind, n in tensors)
 
 
 def _halves(block: Bytes) -> Part:
@@ -111,14 +99,14 @@ def _q6_k(block: Bytes) -> Found:
     return numbers.astype(np.int8) - 32, scales, None
 
 
-# Of each kind: bytes of a block, bits of the numbers that it becomes, all bits of a weight in memory, how it is read.
-_KINDS: dict[str, tuple[int, int, float, Callable[[Bytes], Found]]] = {
-    "Q4_0": (18, 4, 4.5, _q4_0),
-    "Q4_1": (20, 4, 5, _q4_1),
-    "Q5_0": (22, 8, 8.5, _q5_0),
-    "Q5_1": (24, 8, 9, _q5_1),
-    "Q8_0": (34, 8, 8.5, _q8_0),
-    "Q4_K": (144, 4, 6, _q4_k),
-    "Q5_K": (176, 8, 10, _q5_k),
-    "Q6_K": (210, 8, 10, _q6_k),
+# Of each kind: bytes of a block, bits of the numbers that it becomes, how it is read.
+_KINDS: dict[str, tuple[int, int, Callable[[Bytes], Found]]] = {
+    "Q4_0": (18, 4, _q4_0),
+    "Q4_1": (20, 4, _q4_1),
+    "Q5_0": (22, 8, _q5_0),
+    "Q5_1": (24, 8, _q5_1),
+    "Q8_0": (34, 8, _q8_0),
+    "Q4_K": (144, 4, _q4_k),
+    "Q5_K": (176, 8, _q5_k),
+    "Q6_K": (210, 8, _q6_k),
 }

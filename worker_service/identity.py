@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from worker_service import hub
-from worker_service.model_files import GGUF, MARKER, check_weights
+from worker_service.model_files import MARKER, STORED, check_weights
 
 _TEXT_FILES = (
     "config.json",
@@ -54,7 +54,7 @@ def fingerprint(folder: Path, weights: str = "auto") -> str:
     in memory (small_weights.py), unless they are whole.
 
     Of the weights it reads the header of each file and both ends of every tensor: other weights differ there, and
-    gigabytes need not be read twice. Of a GGUF it reads both ends, if its weights are taken.
+    gigabytes need not be read twice.
     """
     digest = hashlib.sha256()
     for name in _TEXT_FILES:
@@ -66,12 +66,8 @@ def fingerprint(folder: Path, weights: str = "auto") -> str:
         _sample_tensors(file, digest)
     if weights != "auto":
         digest.update(f"weights {weights}\n".encode())
-    if weights == "stored" and (folder / GGUF).is_file():
-        with (folder / GGUF).open("rb") as stored:
-            digest.update(f"{stored.seek(0, os.SEEK_END)}\n".encode())
-            for offset in (0, max(0, stored.tell() - _SAMPLE_BYTES)):
-                stored.seek(offset)
-                digest.update(stored.read(_SAMPLE_BYTES))
+    if weights == "stored" and (folder / STORED).is_file():
+        _sample_tensors(folder / STORED, digest)
     return digest.hexdigest()[:32]
 
 

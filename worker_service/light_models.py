@@ -3,7 +3,7 @@ Whatever in their files is not known here has models.py load them, which also sa
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
+from worker_service.engine.few_bits import Groups
 from worker_service.engine.llama import SIZES, Llama, LlamaConfig, plain_config
+from worker_service.engine.packed import Packed, PackedLinear
 from worker_service.model_files import CONFIG, TOKENIZER, ModelError, end_ids, loaded_files
+from worker_service.stored_bits import kept
 
 # What a configuration may say beside its sizes: these values, or anything where it changes nothing that is computed.
 _ONLY = {
@@ -79,25 +82,46 @@ def light_tokenizer(folder: Path) -> LightTokenizer | None:
         return None
 
 
-def light_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype) -> Llama | None:
-    """The model on the CPU, in eval mode. None: its weights are not what the configuration says."""
+def light_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype, weights: str = "auto") -> Llama | None:
+    """The model on the CPU, in eval mode. None: its weights are not what the configuration says.
+
+    Weights of few bits that were kept (stored_bits.py) take the place of those that they stand for if `weights` says
+    stored, and in float32, where no bit of a result changes and less has to be read in each pass."""
     model = Llama(config)
     try:
-        weights = dict(_tensors(folder, set(model.state_dict())))  # mapped into memory, not read yet
-        head = weights.pop("lm_head.weight", None) if config.tie_word_embeddings else None
-        if head is not None and not torch.equal(head, weights["model.embed_tokens.weight"]):
+        found = dict(_tensors(folder, set(model.state_dict())))  # mapped into memory, not read yet
+        head = found.pop("lm_head.weight", None) if config.tie_word_embeddings else None
+        if head is not None and not torch.equal(head, found["model.embed_tokens.weight"]):
             return None  # transformers does not tie them then
-        kinds = {weights[name].dtype for name in weights.keys() & model.matrices}
+        kinds = {found[name].dtype for name in found.keys() & model.matrices}
         if len(kinds) > 1 or torch.float16 in kinds:  # its own pass computes in the type of the file
             return None
-        for name in weights.keys() - model.matrices:
-            weights[name] = weights[name].to(dtype, copy=True)
+        for name in found.keys() - model.matrices:
+            found[name] = found[name].to(dtype, copy=True)
         if config.tie_word_embeddings:
-            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-        model.load_state_dict(weights, assign=True)
+            found["lm_head.weight"] = found["model.embed_tokens.weight"]
+        model.load_state_dict(found, assign=True)
+        few = kept(folder) if weights == "stored" or dtype == torch.float32 else {}
+        if weights == "stored" and not few:
+            return None
+        _make_small(model, few, dtype)
     except (OSError, SafetensorError, ModelError, RuntimeError, KeyError):
         return None
     return model.requires_grad_(False).eval()
+
+
+def _make_small(model: Llama, few: Mapping[str, Callable[[], Groups]], dtype: torch.dtype) -> None:
+    """Embeddings stay as they are: few of their rows are read."""
+    for name in model.matrices | {"lm_head.weight"}:
+        tied = name == "lm_head.weight" and model.config.tie_word_embeddings
+        if (read := few.get("model.embed_tokens.weight" if tied else name)) is None:
+            continue
+        layer, groups = name.removesuffix(".weight"), read()
+        n, k = groups.numbers.shape
+        like = torch.nn.Linear(k, n, bias=False, dtype=dtype, device="meta")
+        if model.get_submodule(layer).weight.shape != like.weight.shape:
+            raise KeyError(name)
+        model.set_submodule(layer, PackedLinear(like, Packed(groups)))
 
 
 def eos_ids(folder: Path, config: LlamaConfig, tokenizer: LightTokenizer) -> frozenset[int]:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 CACHE_VARIABLE = "LAPS_SD_CACHE"
 MARKER = "laps-sd.json"  # in each converted model: {"name", "sha256" of its GGUF}; written last
 CONFIG, TOKENIZER, ADAPTER = "config.json", "tokenizer.json", "adapter_config.json"
-GGUF = "model.gguf"  # what a converted model was converted from
+STORED = "model.stored"  # the weights of a converted GGUF as it had them: stored_bits.py
 WEIGHTS, SHARDS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _KNOWN_KINDS = ("llama", "mistral", "qwen2", "qwen3")  # of causal LMs; transformers is asked about any other
 

@@ -92,18 +92,21 @@ def load(
     )
 
 
-def load_light(folder: Path, dtype: torch.dtype, block_tokens: int) -> LoadedModel | None:
-    """A plain model that the native decoder computes whole, on the CPU, read without transformers; None: `load` it."""
+def load_light(folder: Path, dtype: torch.dtype, block_tokens: int, weights: str = "auto") -> LoadedModel | None:
+    """A plain model that the native decoder computes whole, on the CPU, read without transformers; None: `load` it.
+    `weights`: auto or stored."""
     config = light_config(folder)
     if config is None or not NativeDecoder.takes(config, block_tokens, dtype):
         return None
-    if (tokenizer := light_tokenizer(folder)) is None or (model := light_weights(folder, config, dtype)) is None:
+    if (tokenizer := light_tokenizer(folder)) is None:
+        return None
+    if (model := light_weights(folder, config, dtype, weights)) is None:
         return None
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         name=model_name(folder),
-        fingerprint=fingerprint(folder),
+        fingerprint=fingerprint(folder, weights),
         context_tokens=config.max_position_embeddings,
         eos_ids=eos_ids(folder, config, tokenizer),
         device=model.device,

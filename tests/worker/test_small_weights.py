@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import quantize
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PhiConfig
 
 from tests.tiny_model import make_tiny_model
@@ -24,10 +25,12 @@ from worker_service.engine.parallel import Ranks
 from worker_service.engine.target import InputSequence, Target
 from worker_service.engine.types import Limits, Place, Run
 from worker_service.identity import fingerprint
-from worker_service.model_files import GGUF, ModelError
-from worker_service.models import load
+from worker_service.model_files import STORED, ModelError
+from worker_service.models import load, load_light
 from worker_service.pull import convert
+from worker_service.stored_bits import keep
 
+GGUF = "model.gguf"
 PROMPTS = ("The quick brown fox", "Once upon a time there was a queue. In the queue")
 # Of each tensor's last word; what is not here is whole. Several kinds meet in one product.
 KINDS = {"attn_q": "Q4_1", "attn_k": "Q4_0", "attn_v": "Q8_0", "attn_output": "Q5_0"}
@@ -36,9 +39,14 @@ KINDS |= {"ffn_gate": "Q4_1", "ffn_up": "Q5_1", "ffn_down": "Q4_0", "token_embd"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, and beside it a GGUF of its weights in several kinds."""
+    """A tiny model of a GGUF with weights of several kinds, as it is converted."""
     folder = make_tiny_model(tmp_path_factory.mktemp("small") / "tiny")
     write_gguf(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
+    keep(folder / GGUF, model, folder)
+    model.hf_quantizer = None
+    del model.config.quantization_config
+    model.save_pretrained(folder)
     return folder
 
 
@@ -112,6 +120,41 @@ def check_text(
 def test_a_ggufs_own_weights_give_the_text_that_transformers_makes_of_it(folder: Path) -> None:
     reference = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32).eval()
     check_text(folder, "stored", reference)
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="only the native decoder takes light models")
+def test_in_float32_they_are_taken_unasked_and_change_no_bit(folder: Path, tmp_path: Path) -> None:
+    """Of logits, and of what a worker is known by."""
+    without = shutil.copytree(folder, tmp_path / "without")
+    (without / STORED).unlink()
+    small, whole = (load_light(each, torch.float32, 16) for each in (folder, without))
+    assert small is not None
+    assert whole is not None
+    assert {part.packed.bits for part in small.model.modules() if hasattr(part, "packed")} == {4, 8}
+    assert not any(hasattr(part, "packed") for part in whole.model.modules())
+    assert small.fingerprint == whole.fingerprint
+
+    assert torch.equal(logits(small.model), logits(whole.model))
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="only the native decoder takes light models")
+def test_in_bfloat16_they_are_taken_if_they_are_asked_for(folder: Path) -> None:
+    """As transformers' model takes them."""
+    whole, small = (load_light(folder, torch.bfloat16, 16, weights) for weights in ("auto", "stored"))
+    assert whole is not None
+    assert small is not None
+    assert not any(hasattr(part, "packed") for part in whole.model.modules())
+    loaded = load(str(folder), "cpu", "bfloat16", weights="stored")
+    assert small.fingerprint == loaded.fingerprint != whole.fingerprint
+    assert torch.equal(logits(small.model), logits(loaded.model))
+
+
+@torch.inference_mode()
+def logits(model: Any) -> torch.Tensor:
+    target, text = Target(model), list(range(3, 43))
+    kv = KV(target.new_pool(8, 16))
+    kv.extend(len(text))
+    return target.forward([InputSequence(kv, 0, text, 0)]).logits
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +243,7 @@ def refused(folder: Path, weights: str, match: str, **more: str) -> None:
 
 
 def test_without_a_gguf_there_is_nothing_stored(tmp_path: Path) -> None:
-    refused(make_tiny_model(tmp_path), "stored", f"holds no {GGUF}")
+    refused(make_tiny_model(tmp_path), "stored", f"holds no {STORED}")
 
 
 def test_without_native_kernels_weights_are_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,16 +258,16 @@ def test_weights_that_are_quantised_already_are_left_so(tmp_path: Path) -> None:
     refused(folder, "int8", "quantised already; leave it at auto")
 
 
-def test_a_gguf_that_is_cut_short_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_file_of_stored_bits_that_is_cut_short_is_refused(folder: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(folder, tmp_path / "broken")
-    (broken / GGUF).write_bytes((folder / GGUF).read_bytes()[:20_000])
-    refused(broken, "stored", "is no whole GGUF")
+    (broken / STORED).write_bytes((folder / STORED).read_bytes()[:20_000])
+    refused(broken, "stored", f"cannot load .*{STORED}")
 
 
-def test_weights_that_a_gguf_lacks_are_not_made_up(folder: Path, tmp_path: Path) -> None:
-    broken = shutil.copytree(folder, tmp_path / "broken")
-    write_gguf(broken, without="blk.1.ffn_up")
-    refused(broken, "stored", r"1 weights are not in its files; the first is model\.layers\.1\.mlp\.up_proj\.weight")
+def test_a_file_of_stored_bits_of_another_version_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    save_file(load_file(folder / STORED), other / STORED, {"version": "7"})
+    refused(other, "stored", "is of version 7, not 1: delete .* and pull it again")
 
 
 def test_a_gguf_that_lacks_weights_is_not_converted(tmp_path: Path) -> None:

@@ -54,16 +54,19 @@ def _best(work: Callable[[], object], device: torch.device) -> float:
     return min(times)
 
 
-def work_of(model: Any) -> Work:
-    """`model`: a causal LM of the transformers library, before an engine has taken it."""
+def work_of(model: Any, served: Any = None) -> Work:
+    """`model`: a causal LM of the transformers library; `served`: the
+    one that our engine gets, before it does, if that is another one; its weights may be of few bits."""
     parameters = {id(p): p for p in model.parameters()}
     if model.get_input_embeddings().weight is not model.get_output_embeddings().weight:
         del parameters[id(model.get_input_embeddings().weight)]
     weights = sum(p.numel() for p in parameters.values())
     shapes, itemsize = attention_shapes(model.config), model.dtype.itemsize
+    packed = {id(part.packed): part.packed for part in (served or model).modules() if hasattr(part, "packed")}.values()
+    rest = weights - sum(each.outputs * each.inputs for each in packed)
     return Work(
         weights=weights,
-        weight_bytes=weights * itemsize,
+        weight_bytes=rest * itemsize + sum(each.nbytes for each in packed),
         kv_bytes=kv_values_per_token(shapes) * itemsize,
         attention_operations=4 * sum(shape.heads * shape.dim for shape in shapes),
     )

@@ -11,7 +11,7 @@ import torch
 from worker_service.bench import synthetic
 from worker_service.drafters import make_drafter
 from worker_service.engine.drafting.drafter import Drafter
-from worker_service.models import choose_device, choose_dtype, load
+from worker_service.models import LoadedModel, choose_device, choose_dtype, load, load_light
 from worker_service.prompts import PromptError, encode, read_prompts
 from worker_service.pull import resolve
 
@@ -25,7 +25,9 @@ _SYNTHETIC_PROMPTS, _SYNTHETIC_PROMPT_TOKENS = 64, 128
 class Subject:
     name: str
     directory: str  # empty: made up
-    model: Callable[[], Any]  # makes a new one at each call: an engine changes the model that it is given
+    # Each makes a new one at each call, for an engine changes the model that it is given.
+    model: Callable[[], Any]  # as transformers loads it
+    served: Callable[[], Any]  # as a worker loads it
     tokenizer: Any
     drafter: Callable[[int], Drafter]  # makes one, with so many blocks of KV if it needs any
     assistant: Callable[[], dict[str, Any]]  # options of `generate` for drafts that are most like this drafter's
@@ -58,6 +60,10 @@ def _from_files(options: Namespace) -> Subject:
     def drafter(blocks: int) -> Drafter:
         return make_drafter(options.drafter, target, blocks=blocks, block_tokens=BLOCK_TOKENS)
 
+    def served() -> LoadedModel:
+        light = load_light(Path(directory), target.dtype, BLOCK_TOKENS) if target.device.type == "cpu" else None
+        return light or load(directory, str(target.device), dtype)
+
     def assistant() -> dict[str, Any]:
         folder = Path(options.drafter).expanduser()
         if (folder / "config.json").is_file():
@@ -68,6 +74,7 @@ def _from_files(options: Namespace) -> Subject:
         name=target.name,
         directory=directory,
         model=lambda: load(directory, str(target.device), dtype).model,
+        served=lambda: served().model,
         tokenizer=target.tokenizer,
         drafter=drafter,
         assistant=assistant,
@@ -88,6 +95,7 @@ def _made_up(options: Namespace) -> Subject:
         name=options.synthetic,
         directory="",
         model=lambda: synthetic.counting_model(shape, device, dtype),
+        served=lambda: synthetic.counting_model(shape, device, dtype),
         tokenizer=synthetic.tokenizer(),
         drafter=lambda blocks: synthetic.OracleDrafter(shape.vocabulary, options.acceptance),
         assistant=lambda: {"prompt_lookup_num_tokens": options.lookup},

@@ -63,9 +63,9 @@ def bench(options: Namespace, stack: ExitStack, bar: Progress) -> dict[str, Any]
     if peerless := about.directory == "" and options.peer:
         raise ModelError(f"--peer {peerless[0].name}: a made-up model has no files that it could load")
     machine = Machine(0.0, 0.0)
-    model = about.model()
-    work = floor.work_of(model)
-    engine = _engine(about, model, max(options.batch))
+    served = about.served()
+    work = floor.work_of(about.model(), served)
+    engine = _engine(about, served, max(options.batch))
     others, assisted, versions = _others(options, about, stack)
     found: dict[str, Any] = _about(options, about)
     found["versions"] |= versions
