@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
+from worker_service.engine import native
 from worker_service.engine.few_bits import Groups
 from worker_service.engine.llama import SIZES, Llama, LlamaConfig, plain_config
 from worker_service.engine.packed import Packed, PackedLinear
@@ -85,8 +86,10 @@ def light_tokenizer(folder: Path) -> LightTokenizer | None:
 def light_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype, weights: str = "auto") -> Llama | None:
     """The model on the CPU, in eval mode. None: its weights are not what the configuration says.
 
-    Weights of few bits that were kept (stored_bits.py) take the place of those that they stand for if `weights` says
-    stored, and in float32, where no bit of a result changes and less has to be read in each pass."""
+    Weights of few bits that were kept (stored_bits.py) take the place of those that they stand for: each pass has less
+    to read. In float32 no bit of a result changes; in bfloat16 these weights are not rounded. Only where whole ones are
+    multiplied in tiles, which is faster, has `weights` to say stored.
+    """
     model = Llama(config)
     try:
         found = dict(_tensors(folder, set(model.state_dict())))  # mapped into memory, not read yet
@@ -101,7 +104,8 @@ def light_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype, weights
         if config.tie_word_embeddings:
             found["lm_head.weight"] = found["model.embed_tokens.weight"]
         model.load_state_dict(found, assign=True)
-        few = kept(folder) if weights == "stored" or dtype == torch.float32 else {}
+        pays = dtype == torch.float32 or not native.has_tiles()
+        few = kept(folder) if pays or weights == "stored" else {}
         if weights == "stored" and not few:
             return None
         _make_small(model, few, dtype)

@@ -23,7 +23,7 @@ from worker_service.bench import subject
 from worker_service.engine.kv import KV, BlockPool
 from worker_service.engine.target import InputSequence, Target
 from worker_service.model_files import ModelError
-from worker_service.models import load
+from worker_service.models import load, load_light
 from worker_service.prompts import PromptError, encode, read_prompts
 from worker_service.pull import resolve
 
@@ -66,9 +66,11 @@ def measure(folder: str, prompts: Sequence[str], *, tokens: int, device: str = "
     expected: list[tuple[int, bool]] = []
     for dtype in DTYPES:
         loaded = load(folder, device, dtype)
+        on_cpu = loaded.device.type == "cpu"
+        light = load_light(Path(folder), loaded.dtype, _BLOCK_TOKENS) if on_cpu else None  # as a worker does
         ids = [encode(loaded.tokenizer, prompt)[: loaded.context_tokens - tokens] for prompt in prompts]
         each = -(-(max(map(len, ids)) + tokens) // _BLOCK_TOKENS)
-        target = Target(loaded.model)
+        target = Target((light or loaded).model)
         pool = target.new_pool(each * max(shape.batch for shape in SHAPES), _BLOCK_TOKENS)
         if not texts:
             texts = [Text(prompt, _greedy(target, pool, prompt, tokens)) for prompt in ids]

@@ -138,15 +138,28 @@ def test_in_float32_they_are_taken_unasked_and_change_no_bit(folder: Path, tmp_p
 
 
 @pytest.mark.skipif(native.kernels() is None, reason="only the native decoder takes light models")
-def test_in_bfloat16_they_are_taken_if_they_are_asked_for(folder: Path) -> None:
-    """As transformers' model takes them."""
-    whole, small = (load_light(folder, torch.bfloat16, 16, weights) for weights in ("auto", "stored"))
-    assert whole is not None
+@pytest.mark.parametrize(("tiles", "weights"), [(False, "auto"), (True, "stored"), (False, "stored")])
+def test_in_bfloat16_they_are_taken_where_whole_ones_are_not_multiplied_in_tiles_or_if_they_are_asked_for(
+    tiles: bool, weights: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "has_tiles", lambda: tiles)
+    small, loaded = (
+        load_light(folder, torch.bfloat16, 16, weights),
+        load(str(folder), "cpu", "bfloat16", weights="stored"),
+    )
     assert small is not None
-    assert not any(hasattr(part, "packed") for part in whole.model.modules())
-    loaded = load(str(folder), "cpu", "bfloat16", weights="stored")
-    assert small.fingerprint == loaded.fingerprint != whole.fingerprint
+    assert (small.fingerprint == loaded.fingerprint) == (weights == "stored")
     assert torch.equal(logits(small.model), logits(loaded.model))
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="only the native decoder takes light models")
+def test_in_bfloat16_whole_ones_are_multiplied_in_tiles_where_there_are_any(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "has_tiles", lambda: True)
+    light = load_light(folder, torch.bfloat16, 16)
+    assert light is not None
+    assert not any(hasattr(part, "packed") for part in light.model.modules())
 
 
 @torch.inference_mode()

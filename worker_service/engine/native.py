@@ -42,6 +42,12 @@ def kernels() -> ctypes.CDLL | None:
         return None
 
 
+def has_tiles() -> bool:
+    """Whether products of whole bfloat16 weights are taken in tiles."""
+    library = kernels()
+    return library is not None and bool(library.tiles())
+
+
 def function(name: str, dtype: torch.dtype, *arguments: Any) -> Callable[..., None]:
     """The kernel of this name for weights of this type; `arguments` are the ctypes of its parameters. It runs without
     Python's lock. Raises RuntimeError where there are no kernels."""
