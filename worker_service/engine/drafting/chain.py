@@ -11,7 +11,8 @@ from torch.nn.functional import embedding, linear
 from worker_service.engine import native
 from worker_service.engine.drafting.drafter import Chain, Price
 from worker_service.engine.drafting.head import DraftHead
-from worker_service.engine.packed import pack
+from worker_service.engine.few_bits import quantise
+from worker_service.engine.packed import Matrix, Packed
 from worker_service.engine.upload import sent
 
 
@@ -68,18 +69,26 @@ def _by_request(chains: list[Chain], width: int) -> list[list[Chain]]:
     return [chains[i : i + width] for i in range(0, len(chains), width)]
 
 
+def _packed(weight: torch.Tensor) -> Packed:
+    """In 8 bits, if they can be."""
+    try:
+        return Packed(quantise(weight, 8))
+    except ValueError:
+        return Packed(weight.to(torch.bfloat16))
+
+
 class _DraftHead(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("hidden", "inner", "outputs")),
         ("epsilon", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in ("join", "gate_up", "down", "output", "embeddings")),
-        *((name, ctypes.c_void_p) for name in ("state_norm", "token_norm", "mlp_norm", "output_norm")),
+        *((name, Matrix) for name in ("join", "gate_up", "down", "output")),
+        *((name, ctypes.c_void_p) for name in ("embeddings", "state_norm", "token_norm", "mlp_norm", "output_norm")),
         ("ids", ctypes.c_void_p),
     ]
 
 
 class NativeRecurrence:
-    """kernels/draft_head.h: one call for whole chains. Weights are bfloat16, as a head is stored."""
+    """kernels/draft_head.h: one call for whole chains. Weights are of 8 bits: drafts need not be exact."""
 
     @staticmethod
     def supports(head: DraftHead, embeddings: torch.Tensor) -> bool:
@@ -90,11 +99,12 @@ class NativeRecurrence:
 
     def __init__(self, head: DraftHead, embeddings: torch.Tensor, output: torch.Tensor) -> None:
         config, weights = head.config, (head.join.weight, head.gate_up.weight, head.down.weight, output)
-        products = [pack(weight.to(torch.bfloat16)) for weight in weights]
+        self._products = [_packed(weight) for weight in weights]
         norms = [norm.float() for norm in (head.state_norm, head.token_norm, head.mlp_norm, head.output_norm)]
-        self._kept = [*products, embeddings.contiguous(), *norms, head.draft_ids.to(torch.int32)]
+        self._kept = [embeddings.contiguous(), *norms, head.draft_ids.to(torch.int32)]
         sizes = config.hidden_size, config.intermediate_size, config.draft_tokens
-        self._head = _DraftHead(*sizes, head.EPSILON, *(tensor.data_ptr() for tensor in self._kept))
+        pointers = [tensor.data_ptr() for tensor in self._kept]
+        self._head = _DraftHead(*sizes, head.EPSILON, *(each.matrix for each in self._products), *pointers)
         pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
         self._kernel = native.function(
             "draft", embeddings.dtype, *[pointer] * 3, *[integer] * 3, number, number, *[pointer] * 3

@@ -4,10 +4,11 @@
 
 extern "C" {
 
-struct DraftHead {  // pointers to packed weights in bfloat16, float32 norms, the target's embeddings and ids
+struct DraftHead {  // weights in bfloat16 or of few bits, float32 norms, the target's embeddings and ids
     int32_t hidden, inner, outputs;
     float epsilon;
-    const void *join, *gate_up, *down, *output, *embeddings;
+    Matrix join, gate_up, down, output;
+    const void* embeddings;
     const float *state_norm, *token_norm, *mlp_norm, *output_norm;
     const int32_t* ids;
 };
@@ -47,7 +48,7 @@ void choose(float* logits, int n, int count, int* found, float* share) {
 template <typename Embedding>
 void draft(const DraftHead& head, float* state, const int32_t* token, int rows, int width, int longest, float least,
            float position, int32_t* draft, float* chances, int32_t* length) {
-    using T = BFloat16;  // of the weights, whatever the target's: drafts need not be exact
+    using T = BFloat16;  // of what is multiplied, whatever the target's: drafts need not be exact
     const int hidden = head.hidden, most = rows * width, wide = std::max(2 * head.inner, head.outputs);
     static thread_local std::vector<float> floats;
     static thread_local std::vector<T> narrow;
@@ -55,6 +56,7 @@ void draft(const DraftHead& head, float* state, const int32_t* token, int rows, 
     narrow.resize(int64_t(most) * (2 * hidden + head.inner));
     float *product = floats.data(), *embedding = product + int64_t(most) * wide;
     T *normed = narrow.data(), *gated = normed + int64_t(most) * 2 * hidden;
+    const Fixed fixed = fixed_memory(most, std::max(2 * hidden, head.inner));
     std::fill_n(length, most + 1, 0);
     struct Chain {  // that goes on
         int number, row;  // `row`: of `state`
@@ -74,13 +76,13 @@ void draft(const DraftHead& head, float* state, const int32_t* token, int rows, 
         }
         rms_norm(barrier, state, head.state_norm, normed, n, hidden, head.epsilon, 2 * hidden);
         rms_norm(barrier, embedding, head.token_norm, normed + hidden, n, hidden, head.epsilon, 2 * hidden);
-        linear(barrier, normed, (const T*)head.join, nullptr, state, n, hidden, 2 * hidden);
+        linear(barrier, normed, &head.join, 1, nullptr, state, n, 2 * hidden, fixed);
         rms_norm(barrier, state, head.mlp_norm, normed, n, hidden, head.epsilon);
-        linear(barrier, normed, (const T*)head.gate_up, nullptr, product, n, 2 * head.inner, hidden);
+        linear(barrier, normed, &head.gate_up, 1, nullptr, product, n, hidden, fixed);
         gate(barrier, product, gated, n, head.inner);
-        linear(barrier, gated, (const T*)head.down, nullptr, state, n, hidden, head.inner, true);
+        linear(barrier, gated, &head.down, 1, nullptr, state, n, head.inner, fixed, true);
         rms_norm(barrier, state, head.output_norm, normed, n, hidden, head.epsilon);
-        linear(barrier, normed, (const T*)head.output, nullptr, product, n, head.outputs, hidden);
+        linear(barrier, normed, &head.output, 1, nullptr, product, n, hidden, fixed);
 #pragma omp for nowait
         for (int r = 0; r < n; r++) {
             int found[WIDEST];

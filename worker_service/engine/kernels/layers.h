@@ -88,14 +88,6 @@ void linear(Barrier& barrier, const T* a, const Matrix* parts, int count, const 
     barrier.wait();
 }
 
-// The same of whole weights.
-template <typename T>
-void linear(Barrier& barrier, const T* a, const T* weight, const float* bias, float* out, int rows, int n, int k,
-            bool add = false) {
-    const Matrix whole = {weight, nullptr, nullptr, n, 8 * sizeof(T), 0, 0};
-    linear(barrier, a, &whole, 1, bias, out, rows, k, Fixed{}, add);
-}
-
 // Memory for the activations of a product. It grows to the largest, and stays.
 inline Fixed fixed_memory(int64_t rows, int k) {
     static thread_local std::vector<int32_t> memory;
