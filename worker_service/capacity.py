@@ -176,7 +176,8 @@ def _held(
     """Bytes of memory that weights of this kind take: those of the layers `own`, and if `others` of what is in no
     layer. Raises ModelError."""
     if weights == "stored" and (few := kept(folder)):
-        return (folder / STORED).stat().st_size + _weights(folder, own, others=others, but=few) * dtype.itemsize
+        multiplied = {name for name in few if "embed" not in name}  # embeddings may be there twice
+        return (folder / STORED).stat().st_size + _weights(folder, own, others=others, but=multiplied) * dtype.itemsize
     count, text = _weights(folder, own, others=others), text_config(config)
     table, tied = text.vocab_size * text.hidden_size, getattr(text, "tie_word_embeddings", False)
     if weights in BITS:  # norms and biases are too small to count; a table that is not tied stays whole

@@ -61,14 +61,21 @@ def fingerprint(folder: Path, weights: str = "auto") -> str:
         file = folder / name
         content = file.read_bytes() if file.is_file() else b""
         digest.update(f"{name} {len(content)}\n".encode() + content)
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-        _sample_tensors(file, digest)
+    digest.update(weights_digest(folder).encode())
     if weights != "auto":
         digest.update(f"weights {weights}\n".encode())
     if weights == "stored" and (folder / STORED).is_file():
         _sample_tensors(folder / STORED, digest)
     return digest.hexdigest()[:32]
+
+
+def weights_digest(folder: Path) -> str:
+    """Hex digest of the weights in the folder's safetensors files, as `fingerprint` reads them."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        _sample_tensors(file, digest)
+    return digest.hexdigest()
 
 
 def _sample_tensors(path: Path, digest: "hashlib._Hash") -> None:
@@ -96,6 +103,6 @@ def model_name(folder: Path) -> str:
 def read_ahead(folder: Path) -> None:
     """Have the system read the weights from the disk, while libraries are imported. Returns at once."""
     if hasattr(os, "posix_fadvise"):
-        for file in folder.glob("*.safetensors"):
+        for file in (*folder.glob(STORED), *folder.glob("*.safetensors")):
             with file.open("rb") as opened:
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)

@@ -3,6 +3,7 @@ Whatever in their files is not known here has models.py load them, which also sa
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from worker_service.engine.llama import SIZES, Llama, LlamaConfig, plain_config
 from worker_service.engine.packed import Packed, PackedLinear
 from worker_service.model_files import CONFIG, TOKENIZER, ModelError, end_ids, loaded_files
 from worker_service.stored_bits import kept
+
+_log = logging.getLogger(__name__)
 
 # What a configuration may say beside its sizes: these values, or anything where it changes nothing that is computed.
 _ONLY = {
@@ -104,14 +107,31 @@ def light_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype, weights
         if config.tie_word_embeddings:
             found["lm_head.weight"] = found["model.embed_tokens.weight"]
         model.load_state_dict(found, assign=True)
-        pays = dtype == torch.float32 or not native.has_tiles()
-        few = kept(folder) if pays or weights == "stored" else {}
+        few = _few(folder, dtype, weights)
+        if dtype != torch.float32 and not model.matrices <= few.keys():  # whole ones have the type of the file
+            few = {}
         if weights == "stored" and not few:
             return None
         _make_small(model, few, dtype)
     except (OSError, SafetensorError, ModelError, RuntimeError, KeyError):
         return None
     return model.requires_grad_(False).eval()
+
+
+def weights_taken(folder: Path, dtype: torch.dtype, weights: str) -> str:
+    """The kind of weights that `light_weights` takes: stored where it says auto and there are such."""
+    return "stored" if light_config(folder) and _few(folder, dtype, weights) else weights
+
+
+def _few(folder: Path, dtype: torch.dtype, weights: str) -> Mapping[str, Callable[[], Groups]]:
+    """What was kept, if it is to be taken. Raises ModelError if it was asked for and cannot be read."""
+    try:
+        return kept(folder) if weights == "stored" or dtype == torch.float32 or not native.has_tiles() else {}
+    except ModelError as error:
+        if weights == "stored":
+            raise
+        _log.warning("whole weights are taken: %s", error)
+        return {}
 
 
 def _make_small(model: Llama, few: Mapping[str, Callable[[], Groups]], dtype: torch.dtype) -> None:

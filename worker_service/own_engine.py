@@ -18,6 +18,7 @@ from worker_service.engine.stages import Stage
 from worker_service.engine.target import Sharers
 from worker_service.engine.warm_up import WARM_UP_TOKENS
 from worker_service.identity import fingerprint
+from worker_service.light_models import weights_taken
 from worker_service.model_files import ModelError, TooLittleMemoryError, at_home, check_directory
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load, load_light
 from worker_service.pace import Pace, PacedRunner
@@ -80,6 +81,8 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
         raise ModelError(f"attention: {why}")
     if settings.attention == "graphs" and (device.type != "cuda" or ranks.size > 1):
         raise ModelError("attention: graphs are of a model that is whole on one GPU")
+    alone = device.type == "cpu" and ranks.size == place.size == 1 and settings.attention == "auto"
+    plain = alone and settings.weights in ("auto", "stored")
     least = by_device(settings, device, ranks.size * place.size)  # what more there is room for shows later
     drafts = place.number == 0 and ranks.leads
     check_memory(
@@ -90,13 +93,11 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
         host_kv_tokens=0 if least else settings.host_blocks(device.type) * settings.block_tokens,
         shares=1 if place.size > 1 else ranks.size,
         place=place,
-        weights=settings.weights,
+        weights=weights_taken(folder, dtype, settings.weights) if plain else settings.weights,
         drafter=drafter_memory(at_home(settings.drafter), dtype) if drafts else NO_DRAFTER,
     )
     if place.size > 1:
         return load(str(folder), str(device), settings.dtype, place=place)
-    whole = settings.attention == "auto" and device.type == "cpu" and ranks.size == 1
-    plain = whole and settings.weights in ("auto", "stored")
     if plain and (light := load_light(folder, dtype, settings.block_tokens, settings.weights)):
         return light
     return load(str(folder), settings.device, settings.dtype, ranks, weights=settings.weights)

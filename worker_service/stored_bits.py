@@ -1,7 +1,8 @@
 """The weights of a GGUF in its own bits: a file beside the whole weights that the GGUF was converted to is written and
 read here. What a GGUF's bits mean, gguf_groups.py says. No model is made here.
 
-The file is one of safetensors with the metadata `version`. Of each matrix it has NAME.numbers, NAME.scales and perhaps
+The file is one of safetensors with the metadata `version`, and `weights`, a digest of the whole weights, which may be
+changed later. Of each matrix it has NAME.numbers, NAME.scales and perhaps
 NAME.minima, in the model's order: what Groups has, but for numbers of 4 bits, which are 8 higher, two in a byte, the
 first in the lower half.
 """
@@ -18,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from worker_service.engine.few_bits import Groups
 from worker_service.gguf_groups import groups
+from worker_service.identity import weights_digest
 from worker_service.model_files import STORED, ModelError
 
 _VERSION = "1"
@@ -26,7 +28,8 @@ _LIFT = 8  # what makes signed numbers of 4 bits positive
 
 def keep(gguf: Path, model: Any, folder: Path) -> None:
     """Write the file into `folder`, if the GGUF has matrices of few bits. `model`: what transformers makes of the GGUF.
-    Its table of names is used, and its way to put rows into its own order. Raises ModelError."""
+    Its whole weights are in `folder` already. Its table of names is used, and its way to put rows into its own order; a
+    matrix that it has otherwise is left out. Raises ModelError."""
     from gguf import GGUFReader
     from safetensors.torch import save_file
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
@@ -48,16 +51,19 @@ def keep(gguf: Path, model: Any, folder: Path) -> None:
             continue
         if (few := groups(tensor.tensor_type.name, tensor.data)) is None:
             continue
-        rows = ordered(np.arange(len(tensor.data))[:, None], tensor.name)
-        if sorted(rows.ravel()) != list(range(len(tensor.data))):
-            raise ModelError(f"{gguf} has {tensor.name} in another form than transformers")
-        index = torch.from_numpy(np.array(rows[:, 0]))
+        try:
+            rows = ordered(np.arange(len(tensor.data))[:, None], tensor.name).ravel()
+        except ValueError:  # what it does is no new order of rows
+            continue
+        if sorted(rows) != list(range(len(tensor.data))):
+            continue
+        index = torch.from_numpy(np.array(rows))
         tensors[f"{name}.numbers"] = _packed(few.bits, few.numbers[index])
         tensors[f"{name}.scales"] = few.scales[index]
         if few.minima is not None:
             tensors[f"{name}.minima"] = few.minima[index]
     if tensors:
-        save_file(tensors, folder / STORED, {"version": _VERSION})
+        save_file(tensors, folder / STORED, {"version": _VERSION, "weights": weights_digest(folder)})
 
 
 def kept(folder: Path) -> Mapping[str, Callable[[], Groups]]:
@@ -66,21 +72,35 @@ def kept(folder: Path) -> Mapping[str, Callable[[], Groups]]:
         return {}
     try:
         file: Any = safe_open(folder / STORED, "pt")
-        version, names = (file.metadata() or {}).get("version"), set(file.keys())
+        about, names = file.metadata() or {}, set(file.keys())
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot load {folder / STORED}: {error}") from error
-    if version != _VERSION:
+    if (version := about.get("version")) != _VERSION:
         raise ModelError(
             f"{folder / STORED} is of version {version}, not {_VERSION}: delete {folder} and pull it again"
         )
+    if about.get("weights") != weights_digest(folder):
+        raise ModelError(f"{folder / STORED} is not of the weights in {folder}, which have changed: delete the file")
 
     def read(name: str) -> Groups:
-        numbers, minima = file.get_tensor(f"{name}.numbers"), f"{name}.minima"
+        numbers, scales = file.get_tensor(f"{name}.numbers"), file.get_tensor(f"{name}.scales")
+        minima = file.get_tensor(f"{name}.minima") if f"{name}.minima" in names else None
         bits = 4 if numbers.dtype == torch.uint8 else 8
-        signed, scales = _unpacked(numbers) if bits == 4 else numbers, file.get_tensor(f"{name}.scales")
-        return Groups(bits, signed, scales, file.get_tensor(minima) if minima in names else None)
+        found = Groups(bits, _unpacked(numbers) if bits == 4 else numbers, scales, minima)
+        if not _fit(found):
+            raise ModelError(f"{folder / STORED} is damaged: the parts of {name} do not fit together")
+        return found
 
     return {name: partial(read, name) for name in (n.removesuffix(".numbers") for n in names if n.endswith(".numbers"))}
+
+
+def _fit(found: Groups) -> bool:
+    """Whether the groups of numbers, scales and minima are the same ones, and of a size that kernels take."""
+    shapes = [part.shape for part in (found.scales, found.minima) if part is not None]
+    if not all(len(shape) == 2 for shape in (found.numbers.shape, *shapes)):
+        return False
+    (n, k), groups = found.numbers.shape, shapes[0][1]
+    return all(shape == (n, groups) for shape in shapes) and groups > 0 and k % groups == 0 and k // groups % 16 == 0
 
 
 def _packed(bits: int, numbers: torch.Tensor) -> torch.Tensor:

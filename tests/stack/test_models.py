@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.tiny_model import EOS, make_tiny_model
 from worker_service.identity import fingerprint
-from worker_service.model_files import GGUF, ModelError
+from worker_service.model_files import STORED, ModelError
 from worker_service.models import choose_device, choose_dtype, load
 from worker_service.pull import resolve
 
@@ -48,11 +49,11 @@ def test_another_tokenizer_template_or_config_has_another_fingerprint(name: str,
 def test_each_kind_of_weights_has_a_fingerprint_of_its_own(tmp_path: Path) -> None:
     """Workers of one service take over each other's requests, so they must compute alike."""
     folder = make_tiny_model(tmp_path)
-    (folder / GGUF).write_bytes(b"some weights")
+    save_file({"a.numbers": torch.zeros(4, 4)}, folder / STORED)
     whole, stored = fingerprint(folder), fingerprint(folder, "stored")
     assert fingerprint(folder, "auto") == whole
     assert len({whole, stored, fingerprint(folder, "int8"), fingerprint(folder, "int4")}) == 4
-    (folder / GGUF).write_bytes(b"same weights")
+    save_file({"a.numbers": torch.ones(4, 4)}, folder / STORED)
     assert fingerprint(folder, "stored") != stored
     assert fingerprint(folder) == whole
 

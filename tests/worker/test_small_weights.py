@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import quantize
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PhiConfig
 
@@ -43,10 +44,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_tiny_model(tmp_path_factory.mktemp("small") / "tiny")
     write_gguf(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
-    keep(folder / GGUF, model, folder)
     model.hf_quantizer = None
     del model.config.quantization_config
     model.save_pretrained(folder)
+    keep(folder / GGUF, model, folder)
     return folder
 
 
@@ -206,6 +207,16 @@ def test_in_bfloat16_logits_are_those_of_the_weights_that_they_stand_for(
     assert (found - expected).norm() < 0.03 * expected.norm()
 
 
+@pytest.mark.skipif(native.kernels() is None, reason="only the native decoder takes light models")
+def test_memory_is_checked_for_the_weights_that_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(own_engine, "check_memory", lambda *_, weights, **__: asked.append(weights))
+    for tiles, dtype in ((True, "float32"), (True, "bfloat16"), (False, "bfloat16")):
+        monkeypatch.setattr(native, "has_tiles", lambda tiles=tiles: tiles)
+        own_engine.load_share(Settings(model=str(folder), device="cpu", dtype=dtype), None)
+    assert asked == ["stored", "auto", "stored"]
+
+
 def test_a_head_that_is_not_the_embeddings_has_weights_of_its_own(spread: Path) -> None:
     model = load(str(spread), "cpu", "float32", weights="int4").model
     own = AutoModelForCausalLM.from_pretrained(spread, dtype=torch.float32)
@@ -283,6 +294,43 @@ def test_a_file_of_stored_bits_of_another_version_is_refused(folder: Path, tmp_p
     refused(other, "stored", "is of version 7, not 1: delete .* and pull it again")
 
 
+def test_stored_bits_of_weights_that_have_changed_are_not_taken(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by somebody who trains the model further in its folder."""
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    weights = load_file(changed / "model.safetensors")
+    weights["model.norm.weight"] += 1
+    save_file(weights, changed / "model.safetensors", {"format": "pt"})
+    refused(changed, "stored", f"{STORED} is not of the weights in .*: delete the file")
+    light = load_light(changed, torch.float32, 16)
+    assert light is not None
+    assert not any(hasattr(part, "packed") for part in light.model.modules())
+    assert "whole weights are taken" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["scales", "minima"])
+def test_stored_bits_whose_parts_do_not_fit_are_refused(part: str, folder: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    tensors, about = load_file(broken / STORED), safe_open(broken / STORED, "pt").metadata()
+    name = f"model.layers.1.mlp.gate_proj.weight.{part}"
+    save_file(tensors | {name: tensors[name][:32].clone()}, broken / STORED, about)
+    refused(broken, "stored", f"{STORED} is damaged: the parts of .*gate_proj.weight do not fit")
+
+
+@pytest.mark.parametrize("weights", ["auto", "stored"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_some_matrices_may_be_whole(dtype: str, weights: str, folder: Path, tmp_path: Path) -> None:
+    """A worker checks what it has loaded against the model's own pass."""
+    mixed = shutil.copytree(folder, tmp_path / "mixed")
+    tensors, about = load_file(mixed / STORED), safe_open(mixed / STORED, "pt").metadata()
+    few = {name: each for name, each in tensors.items() if "layers.0.self_attn.v_proj" not in name}
+    save_file(few, mixed / STORED, about)
+    own = {"scheduler": "127.0.0.1:1", "kv_tokens": 512, "threads": 1, "drafter": "ngram"}
+    settings = Settings(model=str(mixed), device="cpu", dtype=dtype, weights=weights, **own)
+    own_engine.build_engine(settings, own_engine.load_share(settings, None), 512)
+
+
 def test_a_gguf_that_lacks_weights_is_not_converted(tmp_path: Path) -> None:
     """The library would make them up, on every machine anew."""
     (tmp_path / "made").mkdir()
@@ -346,9 +394,10 @@ def test_the_bytes_that_are_packed_are_those_that_are_counted(
 ) -> None:
     """And those of embeddings that are not the head, which stay whole."""
     folder = request.getfixturevalue(kind)
-    model = load(str(folder), "cpu", "float32", weights=weights).model
+    settings = Settings(model=str(folder), device="cpu", dtype="float32", weights=weights)
+    model = own_engine.load_share(settings, None).model
     packed = {id(part.packed): part.packed.nbytes for part in model.modules() if hasattr(part, "packed")}
-    table = model.get_input_embeddings().weight.nbytes if kind == "spread" else 0
+    table = model.get_input_embeddings().weight.nbytes if kind == "spread" or weights == "stored" else 0
     counted = held(folder, model.config, torch.float32, weights)
     assert sum(packed.values()) + table == pytest.approx(counted, rel=0.1)
     assert counted - table < held(folder, model.config, torch.bfloat16, "auto") / 1.8

@@ -80,8 +80,8 @@ void fix(const T* a, int k, int16_t* numbers, float* scale, float* sums) {
     }
 }
 
-// sum[ROWS][VECTORS] = a * the columns of panel `p` of `weight` from `c` on, in units of each row's scale. Compilers keep
-// all in registers if they are told to unroll the inner loops, and else in memory, which takes two to four times as long.
+// sum[ROWS][VECTORS] = a * the columns of panel `p` of `weight` from `c` on, in units of each row's scale. Where it
+// is not told to unroll the inner loops, GCC 12 keeps the sums in memory, which takes up to four times as long.
 template <int BITS, int ROWS, int VECTORS>
 void panel(const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&sum)[ROWS][VECTORS], int threads) {
     const int64_t bytes = int64_t(PANEL) * k * BITS / 8;
@@ -157,7 +157,8 @@ void rows_times_few_bits(const BFloat16*, const Fixed& a, const Matrix& weight, 
 }
 
 // The float32 numbers [count][PANEL] that the weights begin..begin + count of panel `p` stand for; both are multiples of
-// GRAIN. What lies `panels` further will be wanted soon.
+// GRAIN. They are exact where the product of scale and number is a float32 number, as in all kinds of a GGUF. What lies
+// `panels` further will be wanted soon.
 template <int BITS>
 void widen(const Matrix& weight, int p, int k, int begin, int count, int panels, float* to) {
     const int lift = weight.minima ? 1 << (BITS - 1) : 0;

@@ -46,8 +46,8 @@ Floats multiply_add(Floats sum, const BFloat16* a, Floats b) {
 #endif
 }
 
-// Of a vector of steps of b those parts that are multiplied with one step of numbers of type T: all, or of bfloat16 beside
-// float32 the first or the second ones, as the float32 numbers that they are.
+// A vector of b, to be multiplied with numbers of type T. Of the same type: as it lies in memory. bfloat16 beside float32: a
+// vector has two numbers for each output, and `part` says which of them become float32.
 template <typename T, typename B>
 Floats load_step(const B* b, int part) {
     Ints bits;
@@ -57,24 +57,19 @@ Floats load_step(const B* b, int part) {
 }
 
 // sum[ROWS][VECTORS * LANES] += a[ROWS][k] * b[k][...], all sums in registers. b lies in steps: [k / STEP][width][STEP],
-// with `b_stride` numbers from one step to the next. What lies `ahead` numbers further will be wanted soon. A compiler
-// that is not told to unroll the inner loops keeps what they read in memory.
+// with `b_stride` numbers from one step to the next. What lies `ahead` numbers further will be wanted soon.
 template <int ROWS, int VECTORS, typename T, typename B>
 void multiply_add(const T* a, int64_t a_stride, const B* b, int b_stride, int k, Floats (&sum)[ROWS][VECTORS],
                   int64_t ahead = 0) {
     constexpr int WIDTH = LANES * STEP<B>, PARTS = STEP<B> / STEP<T>;
     for (int i = 0; i < k; i += STEP<B>, b += b_stride)
-#pragma GCC unroll 2
         for (int part = 0; part < PARTS; part++) {
             Floats row[VECTORS];
-#pragma GCC unroll 8
             for (int v = 0; v < VECTORS; v++) {
                 row[v] = load_step<T>(b + v * WIDTH, part);
                 if (ahead && !part && v * sizeof(Floats) % CACHE_LINE == 0) __builtin_prefetch(b + v * WIDTH + ahead, 0, 2);
             }
-#pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 8
                 for (int v = 0; v < VECTORS; v++)
                     sum[r][v] = multiply_add(sum[r][v], a + r * a_stride + i + part * STEP<T>, row[v]);
         }
