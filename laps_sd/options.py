@@ -102,9 +102,9 @@ class Options:
     ] = 4
     device: Annotated[Device, Flag("Where the model runs; auto: on a GPU if there is one.", "worker")] = "auto"
     dtype: Annotated[Dtype, Flag("auto: bfloat16 where it is native. float32: exact.", "worker")] = "auto"
-    weights: Annotated[
-        Weights, Flag("int8, int4: quantised; stored: as the model's GGUF has them; on a CPU.", "worker")
-    ] = "auto"
+    weights: Annotated[Weights, Flag("int8, int4: quantised; stored: the GGUF's own bits; on a CPU.", "worker")] = (
+        "auto"
+    )
     engine: Annotated[Engine, Flag("own, or vllm: vLLM in an environment of its own.", "worker")] = "own"
     vllm_python: Annotated[
         Path | None, Flag("The interpreter of the environment that vLLM is installed in.", "worker", metavar="PATH")

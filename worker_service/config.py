@@ -98,8 +98,8 @@ class Settings(CommonSettings):
     device: str = Field("auto", description="auto, cpu or cuda")
     weights: Weights = Field(
         "auto",
-        description="auto: whole, in dtype; on a CPU also int8 or int4: quantised while they load; "
-        "stored: as the model's GGUF has them",
+        description="auto: whole, in dtype, or stored where that is faster; on a CPU also int8 or int4: quantised "
+        "while they load; stored: as the model's GGUF had them",
     )
     kv_tokens: KvTokens = Field(
         32_768,

