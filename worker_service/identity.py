@@ -4,13 +4,14 @@ from the files alone: no library of models, and no torch."""
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from worker_service import hub
-from worker_service.model_files import MARKER, STORED, check_weights
+from worker_service.model_files import MARKER, STORED, check_weights, loaded_files
 
 _TEXT_FILES = (
     "config.json",
@@ -21,6 +22,7 @@ _TEXT_FILES = (
     "chat_template.jinja",
 )
 _SAMPLE_BYTES = 4096
+_VERSION = re.compile(rb'\s*"transformers_version": *"[^"]*",?')  # of who wrote a file: it decides nothing
 
 
 class Described(Protocol):
@@ -51,7 +53,7 @@ class Described(Protocol):
 
 def fingerprint(folder: Path, weights: str = "auto") -> str:
     """Hex digest of what decides the output: every tokenizer and config file, the weights, and of which kind they are
-    in memory (small_weights.py), unless they are whole.
+    in memory (small_weights.py), unless that is left to the worker.
 
     Of the weights it reads the header of each file and both ends of every tensor: other weights differ there, and
     gigabytes need not be read twice.
@@ -59,9 +61,9 @@ def fingerprint(folder: Path, weights: str = "auto") -> str:
     digest = hashlib.sha256()
     for name in _TEXT_FILES:
         file = folder / name
-        content = file.read_bytes() if file.is_file() else b""
+        content = _VERSION.sub(b"", file.read_bytes()) if file.is_file() else b""
         digest.update(f"{name} {len(content)}\n".encode() + content)
-    digest.update(weights_digest(folder).encode())
+    _sample_files(folder.glob("*.safetensors"), digest)
     if weights != "auto":
         digest.update(f"weights {weights}\n".encode())
     if weights == "stored" and (folder / STORED).is_file():
@@ -70,12 +72,16 @@ def fingerprint(folder: Path, weights: str = "auto") -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """Hex digest of the weights in the folder's safetensors files, as `fingerprint` reads them."""
+    """Hex digest of the weights that are loaded from the folder, as far as `fingerprint` reads them."""
     digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
+    _sample_files(loaded_files(folder), digest)
+    return digest.hexdigest()
+
+
+def _sample_files(files: Iterable[Path], digest: "hashlib._Hash") -> None:
+    for file in sorted(files):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         _sample_tensors(file, digest)
-    return digest.hexdigest()
 
 
 def _sample_tensors(path: Path, digest: "hashlib._Hash") -> None:

@@ -107,31 +107,35 @@ def light_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype, weights
         if config.tie_word_embeddings:
             found["lm_head.weight"] = found["model.embed_tokens.weight"]
         model.load_state_dict(found, assign=True)
-        few = _few(folder, dtype, weights)
+        few = kept(folder) if weights == "stored" or _pays(dtype) else {}
         if dtype != torch.float32 and not model.matrices <= few.keys():  # whole ones have the type of the file
             few = {}
         if weights == "stored" and not few:
             return None
         _make_small(model, few, dtype)
-    except (OSError, SafetensorError, ModelError, RuntimeError, KeyError):
+    except ModelError as error:
+        _log.warning("weights are read by transformers: %s", error)
+        return None
+    except (OSError, SafetensorError, RuntimeError, KeyError):
         return None
     return model.requires_grad_(False).eval()
 
 
 def weights_taken(folder: Path, dtype: torch.dtype, weights: str) -> str:
-    """The kind of weights that `light_weights` takes: stored where it says auto and there are such."""
-    return "stored" if light_config(folder) and _few(folder, dtype, weights) else weights
-
-
-def _few(folder: Path, dtype: torch.dtype, weights: str) -> Mapping[str, Callable[[], Groups]]:
-    """What was kept, if it is to be taken. Raises ModelError if it was asked for and cannot be read."""
+    """The kind of weights that `light_weights` takes: stored where it says auto and there are such, if it can."""
+    config = light_config(folder)
+    if weights != "auto" or config is None or not _pays(dtype):
+        return weights
     try:
-        return kept(folder) if weights == "stored" or dtype == torch.float32 or not native.has_tiles() else {}
-    except ModelError as error:
-        if weights == "stored":
-            raise
-        _log.warning("whole weights are taken: %s", error)
-        return {}
+        few = kept(folder)
+    except ModelError:
+        return weights
+    return "stored" if few and (dtype == torch.float32 or Llama(config).matrices <= few.keys()) else weights
+
+
+def _pays(dtype: torch.dtype) -> bool:
+    """Whether passes with weights of few bits are faster on this processor."""
+    return dtype == torch.float32 or not native.has_tiles()
 
 
 def _make_small(model: Llama, few: Mapping[str, Callable[[], Groups]], dtype: torch.dtype) -> None:

@@ -3,6 +3,7 @@ service says already that this worker is coming."""
 
 import asyncio
 import signal
+from functools import partial
 
 import torch
 
@@ -81,11 +82,10 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
         raise ModelError(f"attention: {why}")
     if settings.attention == "graphs" and (device.type != "cuda" or ranks.size > 1):
         raise ModelError("attention: graphs are of a model that is whole on one GPU")
-    alone = device.type == "cpu" and ranks.size == place.size == 1 and settings.attention == "auto"
-    plain = alone and settings.weights in ("auto", "stored")
     least = by_device(settings, device, ranks.size * place.size)  # what more there is room for shows later
     drafts = place.number == 0 and ranks.leads
-    check_memory(
+    check = partial(
+        check_memory,
         folder,
         device,
         dtype,
@@ -93,13 +93,16 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
         host_kv_tokens=0 if least else settings.host_blocks(device.type) * settings.block_tokens,
         shares=1 if place.size > 1 else ranks.size,
         place=place,
-        weights=weights_taken(folder, dtype, settings.weights) if plain else settings.weights,
         drafter=drafter_memory(at_home(settings.drafter), dtype) if drafts else NO_DRAFTER,
     )
+    alone = device.type == "cpu" and ranks.size == place.size == 1 and settings.attention == "auto"
+    if alone and settings.weights in ("auto", "stored"):
+        check(weights=weights_taken(folder, dtype, settings.weights))
+        if light := load_light(folder, dtype, settings.block_tokens, settings.weights):
+            return light
+    check(weights=settings.weights)
     if place.size > 1:
         return load(str(folder), str(device), settings.dtype, place=place)
-    if plain and (light := load_light(folder, dtype, settings.block_tokens, settings.weights)):
-        return light
     return load(str(folder), settings.device, settings.dtype, ranks, weights=settings.weights)
 
 

@@ -1,8 +1,8 @@
 """The weights of a GGUF in its own bits: a file beside the whole weights that the GGUF was converted to is written and
 read here. What a GGUF's bits mean, gguf_groups.py says. No model is made here.
 
-The file is one of safetensors with the metadata `version`, and `weights`, a digest of the whole weights, which may be
-changed later. Of each matrix it has NAME.numbers, NAME.scales and perhaps
+The file is one of safetensors with the metadata `version`, and `weights`, a digest of the whole weights (both
+ends of each), which may be changed later. Of each matrix it has NAME.numbers, NAME.scales and perhaps
 NAME.minima, in the model's order: what Groups has, but for numbers of 4 bits, which are 8 higher, two in a byte, the
 first in the lower half.
 """
@@ -95,8 +95,11 @@ def kept(folder: Path) -> Mapping[str, Callable[[], Groups]]:
 
 
 def _fit(found: Groups) -> bool:
-    """Whether the groups of numbers, scales and minima are the same ones, and of a size that kernels take."""
-    shapes = [part.shape for part in (found.scales, found.minima) if part is not None]
+    """Whether the groups of numbers, scales and minima are the same ones, of a size and of types that kernels take."""
+    parts = [part for part in (found.scales, found.minima) if part is not None]
+    if found.numbers.dtype != torch.int8 or {part.dtype for part in parts} not in ({torch.float16}, {torch.float32}):
+        return False
+    shapes = [part.shape for part in parts]
     if not all(len(shape) == 2 for shape in (found.numbers.shape, *shapes)):
         return False
     (n, k), groups = found.numbers.shape, shapes[0][1]

@@ -11,6 +11,7 @@ from tests.tiny_model import EOS, make_tiny_model
 from worker_service.identity import fingerprint
 from worker_service.model_files import STORED, ModelError
 from worker_service.models import choose_device, choose_dtype, load
+from worker_service.probes import find_head
 from worker_service.pull import resolve
 
 
@@ -46,6 +47,16 @@ def test_another_tokenizer_template_or_config_has_another_fingerprint(name: str,
     assert fingerprint(folder) != before
 
 
+def test_the_version_of_the_library_that_wrote_a_file_counts_for_nothing(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    found = set()
+    for version in ("5.23.0", "6.0.0.dev0"):
+        (folder / "config.json").write_text(json.dumps(config | {"transformers_version": version}, indent=2))
+        found.add(fingerprint(folder))
+    assert len(found) == 1
+
+
 def test_each_kind_of_weights_has_a_fingerprint_of_its_own(tmp_path: Path) -> None:
     """Workers of one service take over each other's requests, so they must compute alike."""
     folder = make_tiny_model(tmp_path)
@@ -79,3 +90,8 @@ def test_the_default_model_ends_turns_as_its_template_writes_them() -> None:
     assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert loaded.eos_ids == {loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")}
     assert loaded.context_tokens == 8192
+
+
+@pytest.mark.model
+def test_the_probe_that_comes_with_the_default_model_is_one_of_its_weights() -> None:
+    assert find_head("default", load(str(resolve("smollm2-135m")), "cpu", "float32")) is not None

@@ -375,11 +375,16 @@ def test_where_drafts_are_dear_those_that_are_likely_wrong_are_left_out(kind: st
     assert drafted(0.0) > drafted(0.6) >= drafted(1.1) == 0
 
 
+@pytest.mark.parametrize("tiles", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("batch", [1, 3, 9])
-def test_both_ways_to_compute_chains_draft_the_same(batch: int, width: int, dtype: torch.dtype) -> None:
+def test_both_ways_to_compute_chains_draft_the_same(
+    batch: int, width: int, dtype: torch.dtype, tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where whole weights are not multiplied in tiles, those of the head have 8 bits."""
     torch.manual_seed(0)
+    monkeypatch.setattr(native, "has_tiles", lambda: tiles)
     head = DraftHead(DraftHeadConfig("target", "", hidden_size=64, intermediate_size=96, draft_tokens=160))
     head.draft_ids.copy_(torch.randperm(200)[:160])
     for norm in (head.state_norm, head.token_norm, head.mlp_norm, head.output_norm):
@@ -390,6 +395,7 @@ def test_both_ways_to_compute_chains_draft_the_same(batch: int, width: int, dtyp
         pytest.skip("no native kernels here")
     state, tokens = torch.randn(batch, 64), list(range(batch))
     natively = NativeRecurrence(head, embeddings.to(dtype), output)
+    assert {product.bits for product in natively._products} == {16 if tiles else 8}
     exactly = TorchRecurrence(head, embeddings, output)
     with torch.inference_mode():
         for price in (ALL, Price(1e-4, -1.0), Price(0.02, 0.05), Price(0.001, 0.4), Price(1.1)):

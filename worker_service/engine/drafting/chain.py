@@ -70,10 +70,10 @@ def _by_request(chains: list[Chain], width: int) -> list[list[Chain]]:
 
 
 def _packed(weight: torch.Tensor) -> Packed:
-    """In 8 bits, if they can be."""
+    """In 8 bits, if they can be, and if whole ones are not multiplied in tiles."""
     try:
-        return Packed(quantise(weight, 8))
-    except ValueError:
+        return Packed(weight.to(torch.bfloat16) if native.has_tiles() else quantise(weight, 8))
+    except ValueError:  # no groups fit, or a weight is no number
         return Packed(weight.to(torch.bfloat16))
 
 
@@ -88,7 +88,7 @@ class _DraftHead(ctypes.Structure):
 
 
 class NativeRecurrence:
-    """kernels/draft_head.h: one call for whole chains. Weights are of 8 bits: drafts need not be exact."""
+    """kernels/draft_head.h: one call for whole chains. Weights are of 8 or 16 bits: drafts need not be exact."""
 
     @staticmethod
     def supports(head: DraftHead, embeddings: torch.Tensor) -> bool:

@@ -22,7 +22,8 @@ namespace {
 
 // Where the threads of a parallel region wait for each other. OpenMP's own barriers spin for long: on a busy machine one
 // thread then spins on the very core that another one needs, for a whole time slice at each of hundreds of barriers. Here a
-// thread spins for some microseconds, then sleeps, and the system has its core for the thread that is waited for.
+// thread spins for some tens of microseconds, then sleeps (on Linux), and the system has its core for the one that is waited
+// for.
 class Barrier {
    public:
     void wait() {
