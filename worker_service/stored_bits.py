@@ -53,7 +53,7 @@ def keep(gguf: Path, model: Any, folder: Path) -> None:
             continue
         try:
             rows = ordered(np.arange(len(tensor.data))[:, None], tensor.name).ravel()
-        except ValueError:  # what it does is no new order of rows
+        except ValueError:  # transformers does more than to put rows into another order
             continue
         if sorted(rows) != list(range(len(tensor.data))):
             continue
@@ -67,7 +67,7 @@ def keep(gguf: Path, model: Any, folder: Path) -> None:
 
 
 def kept(folder: Path) -> Mapping[str, Callable[[], Groups]]:
-    """What was kept of each matrix, by its name, to be read when called. Empty: nothing was. Raises ModelError."""
+    """The kept matrices by name; calling one reads it. Empty: none were kept. Raises ModelError, at a call too."""
     if not (folder / STORED).is_file():
         return {}
     try:

@@ -42,7 +42,7 @@ class Barrier {
     }
 
    private:
-    static constexpr int SPINS = 100000;
+    static constexpr int SPINS = 100000;  // some tens of microseconds
     std::atomic<int> arrived{0}, generation{0}, asleep{0};
 
 #ifdef __linux__
