@@ -13,10 +13,12 @@ from tests.families.table import FAMILIES
 from tests.tiny_model import make_tiny_model
 from tests.worker.harness import Driver, Tiny
 from tests.worker.staged import staged_engine
+from tests.worker.test_branches import Forking, answered, texts
 from tests.worker.test_exactness import TEXTS
 from worker_service.capacity import check_memory, read_config
 from worker_service.engine import native
 from worker_service.engine.attention import QueryRange
+from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.stages import Call, Stage
 from worker_service.engine.types import Limits, Place, Sampling
 from worker_service.model_files import ModelError
@@ -70,9 +72,15 @@ def test_hidden_states_for_the_drafter_are_those_of_one_process(deep: Path) -> N
     assert torch.equal(found[0][1], found[1][1])
 
 
-def test_a_model_over_stages_has_no_forks_for_nobody_knows_what_the_others_attention_can(deep: Path) -> None:
-    assert staged_engine(deep, 1).target.forks == (native.kernels() is not None)
-    assert not staged_engine(deep, 2).target.forks
+class Blind(Forking):
+    layers = ()  # whose states it would be given: other stages have them
+
+
+def test_a_branch_that_is_followed_changes_no_text(deep: Path, tiny: Tiny) -> None:
+    plain = answered(tiny, staged_engine(deep, 1, drafter=NoDrafter()), GREEDY)
+    forked = answered(tiny, staged_engine(deep, 3, drafter=Blind(texts(tiny, plain))), GREEDY)
+    assert forked.outputs == plain.outputs
+    assert len(forked.rows) < 0.7 * len(plain.rows), "branches were not followed"
 
 
 def test_one_call_goes_round_for_each_pass(deep: Path, tiny: Tiny) -> None:

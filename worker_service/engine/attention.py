@@ -31,8 +31,6 @@ _handles = itertools.count()
 class PagedAttention(ABC):
     """Keys and values of all requests of one model."""
 
-    forks = False  # whether it heeds the source of a QueryRange
-
     def __init__(self, data: Sequence[torch.Tensor], longest: int) -> None:
         """`data`: of each layer [2 (key, value), blocks, kv heads, block_tokens * dim]. `longest`: tokens of a text."""
         self._data, self._host = data, HostBlocks(data)
@@ -126,8 +124,6 @@ def _memory(shape: AttentionShape, blocks: int, block_tokens: int) -> tuple[int,
 class NativeAttention(PagedAttention):
     """kernels/attention.h, for a CPU."""
 
-    forks = True
-
     @staticmethod
     def supports(shapes: Sequence[AttentionShape], block_tokens: int, dtype: torch.dtype) -> bool:
         fits = all(n % native.LANES == 0 for n in (block_tokens, *(shape.dim for shape in shapes)))
@@ -197,26 +193,31 @@ class TorchAttention(PagedAttention):
         ]
 
     def begin(self, ranges: Sequence[QueryRange], also: Sequence[Sequence[int]] = ()) -> list[torch.Tensor]:
-        if any(each.source >= 0 for each in ranges):
-            raise NotImplementedError("torch's attention copies no tokens from a source")
         plan = BlockPlan(ranges, self._block_tokens)
         if self._ragged:
             self._ragged.begin(plan)
         groups = [] if self._ragged else [plan.padded(group) for group in plan.groups(self._SHORT)]
-        everything = [*plan.places(), *itertools.chain(*groups), *also]
+        everything = [*plan.places(), *plan.copies(), *itertools.chain(*groups), *also]
         self._new_blocks, self._new_offsets, *others = sent_together(everything, self._device)
+        self._copies, others = others[:3], others[3:]
         kept = Kept()
         self._groups = [Group(others[3 * i : 3 * i + 3], self._block_tokens, kept) for i in range(len(groups))]
         return others[3 * len(groups) :]
 
     def begin_padded(
-        self, blocks: torch.Tensor, offsets: torch.Tensor, positions: torch.Tensor, tables: torch.Tensor, requests: int
+        self,
+        blocks: torch.Tensor,
+        offsets: torch.Tensor,
+        copies: list[torch.Tensor],
+        positions: torch.Tensor,
+        tables: torch.Tensor,
+        texts: int,
     ) -> torch.Tensor:
-        """As `begin`, of numbers that are on the device: as many tokens and blocks for each request. Returns the
-        numbers of all tokens."""
-        self._new_blocks, self._new_offsets = blocks, offsets
+        """As `begin`, of numbers that are on the device: as many tokens and blocks for each of the texts. `copies`: as
+        BlockPlan.copies. Returns the numbers of all tokens."""
+        self._new_blocks, self._new_offsets, self._copies = blocks, offsets, copies
         every = torch.arange(len(blocks), device=self._device)
-        numbers = [x.view(requests, -1) for x in (every, positions, tables)]
+        numbers = [x.view(texts, -1) for x in (every, positions, tables)]
         self._groups = [Group(numbers, self._block_tokens, Kept())]
         return every
 
@@ -226,6 +227,9 @@ class TorchAttention(PagedAttention):
         keys, values = self._layers[layer]
         keys[self._new_blocks, :, self._new_offsets] = key
         values[self._new_blocks, :, self._new_offsets] = value
+        source, to, places = self._copies
+        if len(places):
+            self._layers[layer][:, to, :, places] = self._layers[layer][:, source, :, places]
         if self._ragged:
             return self._ragged(query, keys, values, options)
         # Query heads that share a KV head are queries of it: so that it is read once.

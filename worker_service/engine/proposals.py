@@ -15,10 +15,9 @@ _LONG = 1024  # tokens: each chain attends to all of its text anew, which longer
 
 
 class Proposals:
-    def __init__(self, vocab_size: int, branches: bool = False) -> None:
-        """`vocab_size`: of the target. Drafters and tokenizers may have more ids. `branches`: whether a request may
-        have several chains of drafts in a step."""
-        self._vocab_size, self._branches = vocab_size, branches
+    def __init__(self, vocab_size: int) -> None:
+        """`vocab_size`: of the target. Drafters and tokenizers may have more ids."""
+        self._vocab_size = vocab_size
         self.costs: PassCosts | None = None  # None: all that is proposed first is verified
 
     def draft(self, drafter: Drafter, works: Sequence[Work]) -> None:
@@ -31,7 +30,7 @@ class Proposals:
             most = sum(work.draft_len for work in drafting)
             price = Price(*self.costs.price(tokens, rows, most))
             drafter.price(price)
-            branching = self._branches and price.least < _NEAR_SURE and len(drafting) <= _FEW
+            branching = price.least < _NEAR_SURE and len(drafting) <= _FEW
         proposed = self._propose(drafter, drafting, branching)
         if self.costs and drafting:
             chances = [chance for own in proposed for chain in own for _, chance in chain]

@@ -145,7 +145,10 @@ class Target:
     def _padded(self, given: PaddedRound, size: Size) -> Results:
         """What a graph records."""
         assert isinstance(self._memory, TorchAttention)
-        every = self._memory.begin_padded(given.blocks, given.offsets, given.positions, given.tables, size.requests)
+        copies = [given.sources, given.to, given.at]
+        every = self._memory.begin_padded(
+            given.blocks, given.offsets, copies, given.positions, given.tables, size.texts
+        )
         return self._results(given.ids, given.positions, every)
 
     def _results(self, input_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> Results:
@@ -184,12 +187,6 @@ class Target:
     def discard(self, name: str) -> None:
         """Give up the copy under this name."""
         self._memory.discard(self._saved.pop(name))
-
-    @property
-    def forks(self) -> bool:
-        """Whether a sequence may have a fork of a request's KV. Not where other processes have parts of the model: what
-        their attention can do is not known."""
-        return type(self) is Target and self._memory.forks
 
     @property
     def asked(self) -> Mapping[int, LayerAsks]:
