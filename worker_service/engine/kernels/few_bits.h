@@ -20,6 +20,7 @@ struct Matrix {
 namespace {
 
 constexpr int GRAIN = 16;  // each group is some grains
+constexpr int REGISTER_ROWS = 8;  // more rows share weights that were widened into memory
 
 // Activations as 16-bit numbers: finer than bfloat16, multiplied by integers without rounding, and summed likewise.
 struct Fixed {
@@ -156,58 +157,142 @@ void rows_times_few_bits(const BFloat16*, const Fixed& a, const Matrix& weight, 
         rows_times_few_bits<4>(a, weight, p, start, out, rows, n, k);
 }
 
-// The float32 numbers [count][PANEL] that the weights begin..begin + count of panel `p` stand for; both are multiples of
-// GRAIN. They are exact where the product of scale and number is a float32 number, as in all kinds of a GGUF. What lies
-// `panels` further will be wanted soon.
+// What LANES outputs' numbers that share a scale stand for, in float32: rounded once where products and sums are, else exact
+// where the product of scale and number is a float32 number. Numbers are not shifted to the lowest bits of their words: each
+// place has a scale of its own, smaller by a power of two.
 template <int BITS>
-void widen(const Matrix& weight, int p, int k, int begin, int count, int panels, float* to) {
-    const int lift = weight.minima ? 1 << (BITS - 1) : 0;
-    const int64_t bytes = int64_t(PANEL) * k * BITS / 8;
-    for (int i = begin; i < begin + count; i += GRAIN, to += GRAIN * PANEL)
-        for (int c = 0; c < PANEL; c += LANES) {
-            const int64_t at = (int64_t(p) * (k / weight.group) + i / weight.group) * PANEL + c;
-            const int64_t ahead = int64_t(panels) * (k / weight.group) * PANEL;
-            const Floats scale = load_scale(weight.scales, at, weight.wide, ahead);
-            const Floats zero = weight.minima ? load_scale(weight.minima, at, weight.wide, ahead) : Floats{};
-            const char* from = (const char*)weight.numbers + p * bytes + (int64_t(i) * BITS / 8 * PANEL) + c * 4;
-            float* own = to + c;
-            for (int word = 0; word < GRAIN * BITS / 32; word++, from += PANEL * 4) {
-                Words packed;
-                std::memcpy(&packed, from, sizeof packed);
-                if (c * 4 % CACHE_LINE == 0) __builtin_prefetch(from + panels * bytes, 0, 2);
-#pragma GCC unroll 4
-                for (int each = 0; each < 16 / BITS; each++)
-#pragma GCC unroll 2
-                    for (int half = 0; half < 2; half++, own += PANEL) {
-                        const Ints pair = (Ints)field<BITS>(packed, each);
-                        const Ints number = (half ? pair >> 16 : pair << 16 >> 16) + lift;
-                        store(own, __builtin_convertvector(number, Floats) * scale + zero);
-                    }
-            }
+struct Widened {
+    static constexpr int EACH = 32 / BITS;  // numbers of a word
+    static constexpr uint32_t LIFT = 1 << (BITS - 1);
+
+    Floats zero, scales[EACH];
+
+    Widened() = default;
+    // `at`: of the scale and the minimum; what lies `ahead` further will be wanted soon.
+    Widened(const Matrix& weight, int64_t at, int64_t ahead) {
+        const Floats scale = load_scale(weight.scales, at, weight.wide, ahead);
+        zero = weight.minima ? load_scale(weight.minima, at, weight.wide, ahead) : scale * -float(LIFT);
+#pragma GCC unroll 8
+        for (int i = 0; i < EACH; i++) scales[i] = scale / float(i < EACH - 1 ? 1u << (BITS * i) : 1);
+    }
+
+    // Words from memory, with LIFT added to each of their signed numbers: so they begin with 0.
+    static Ints load(const char* from) {
+        Ints words;
+        std::memcpy(&words, from, sizeof words);
+        return words ^ int32_t(0xffffffff / ((1u << BITS) - 1) * LIFT);
+    }
+
+    // Of each word the number for k = `place` of those that it has.
+    Floats operator()(Ints words, int place) const {
+        const int i = place / 2 + place % 2 * (EACH / 2);
+        const Ints number = i < EACH - 1 ? words & ((1 << BITS) - 1) << (BITS * i) : (Ints)((Unsigned)words >> (32 - BITS));
+        return fused(zero, __builtin_convertvector(number, Floats), scales[i]);
+    }
+};
+
+// Adds to ROWS rows of `out`, from row `row` and column `c` on, what a part of k gives; the first part is added to `start`.
+template <int ROWS, int VECTORS>
+void add_part(const Floats (&part)[ROWS][VECTORS], const Start& start, bool first, int row, int c, float* out, int n) {
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0, at = c; v < VECTORS; v++, at += LANES) {
+            float* to = out + int64_t(row + r) * n + at;
+            store(to, (first ? start(row + r, at) : load(to)) + part[r][v]);
         }
 }
 
-// The same of float32 activations: each weight becomes the float32 number that it stands for, a part of them at a time.
-// They are summed as whole ones are.
-void rows_times_few_bits(const float* a, const Fixed&, const Matrix& weight, int p, const Start& start, float* out, int rows,
-                         int n, int k) {
+// ROWS rows from `first` on times the weights begin..begin + count of panel `p`, which are widened in registers.
+template <int BITS, int ROWS>
+void few_rows_part(const float* a, const Matrix& weight, int p, const Start& start, float* out, int first, int n, int k,
+                   int begin, int count) {
+    constexpr int EACH = 32 / BITS, VECTORS = at_once(ROWS + 1, PANEL / LANES);
+    const int64_t panels = omp_get_num_threads(), groups = k / weight.group;
+    const int64_t bytes = int64_t(PANEL) * k * BITS / 8, ahead = panels * groups * PANEL;
+    for (int c = 0; c < PANEL; c += VECTORS * LANES) {
+        Floats part[ROWS][VECTORS] = {};
+        const char* from = (const char*)weight.numbers + p * bytes + int64_t(begin) * BITS / 8 * PANEL + c * 4;
+        for (int i = begin; i < begin + count;) {
+            const int end = std::min(begin + count, (i / weight.group + 1) * weight.group);
+            const int64_t at = (p * groups + i / weight.group) * PANEL + c;
+            Widened<BITS> widened[VECTORS];
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++) widened[v] = Widened<BITS>(weight, at + v * LANES, ahead);
+            for (; i < end; i += EACH, from += PANEL * 4) {
+                Ints packed[VECTORS];
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; v++) {
+                    packed[v] = Widened<BITS>::load(from + v * sizeof(Ints));
+                    if (v * sizeof(Ints) % CACHE_LINE == 0) __builtin_prefetch(from + v * sizeof(Ints) + panels * bytes, 0, 2);
+                }
+#pragma GCC unroll 8
+                for (int place = 0; place < EACH; place++) {
+                    Floats row[VECTORS];
+#pragma GCC unroll 8
+                    for (int v = 0; v < VECTORS; v++) row[v] = widened[v](packed[v], place);
+#pragma GCC unroll 8
+                    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+                        for (int v = 0; v < VECTORS; v++)
+                            part[r][v] = multiply_add(part[r][v], a + int64_t(first + r) * k + i + place, row[v]);
+                }
+            }
+        }
+        add_part(part, start, begin == 0, first, c, out, n);
+    }
+}
+
+// The same of any number of rows, for all of which the weights are widened once, into memory.
+template <int BITS>
+void many_rows_part(const float* a, const Matrix& weight, int p, const Start& start, float* out, int rows, int n, int k,
+                    int begin, int count) {
+    constexpr int EACH = 32 / BITS;
     alignas(CACHE_LINE) float wide[CHUNK * PANEL];
+    const int64_t panels = omp_get_num_threads(), groups = k / weight.group, bytes = int64_t(PANEL) * k * BITS / 8;
+    float* to = wide;
+    for (int i = begin, end; i < begin + count; to += (end - i) * PANEL, i = end) {
+        end = std::min(begin + count, (i / weight.group + 1) * weight.group);
+        for (int c = 0; c < PANEL; c += LANES) {
+            const Widened<BITS> widened(weight, (p * groups + i / weight.group) * PANEL + c, panels * groups * PANEL);
+            const char* from = (const char*)weight.numbers + p * bytes + int64_t(i) * BITS / 8 * PANEL + c * 4;
+            for (float* own = to + c; own < to + (end - i) * PANEL; own += EACH * PANEL, from += PANEL * 4) {
+                if (c * 4 % CACHE_LINE == 0) __builtin_prefetch(from + panels * bytes, 0, 2);
+                const Ints packed = Widened<BITS>::load(from);
+#pragma GCC unroll 8
+                for (int place = 0; place < EACH; place++) store(own + place * PANEL, widened(packed, place));
+            }
+        }
+    }
+    in_groups<MOST_ROWS>(rows, [&](int first, auto number) {
+        constexpr int ROWS = number, VECTORS = at_once(ROWS, PANEL / LANES);
+        for (int c = 0; c < PANEL; c += VECTORS * LANES) {
+            Floats part[ROWS][VECTORS] = {};
+            multiply_add(a + int64_t(first) * k + begin, k, wide + c, PANEL, count, part);
+            add_part(part, start, begin == 0, first, c, out, n);
+        }
+    });
+}
+
+// All rows of float32 times panel `p`: each weight becomes the float32 number that it stands for, and products are summed as
+// those of whole weights are.
+template <int BITS>
+void rows_times_few_bits(const float* a, const Matrix& weight, int p, const Start& start, float* out, int rows, int n, int k) {
     for (int begin = 0, count; begin < k; begin += count) {
         count = std::min(CHUNK, k - begin);
-        (weight.bits == 8 ? widen<8> : widen<4>)(weight, p, k, begin, count, omp_get_num_threads(), wide);
-        in_groups<MOST_ROWS>(rows, [&](int first, auto number) {
-            constexpr int ROWS = number, VECTORS = at_once(ROWS, PANEL / LANES);
-            for (int c = 0; c < PANEL; c += VECTORS * LANES) {
-                Floats part[ROWS][VECTORS] = {};
-                multiply_add(a + int64_t(first) * k + begin, k, wide + c, PANEL, count, part);
-                for (int r = 0; r < ROWS; r++)
-                    for (int v = 0, at = c; v < VECTORS; v++, at += LANES) {
-                        float* to = out + int64_t(first + r) * n + at;
-                        store(to, (begin ? load(to) : start(first + r, at)) + part[r][v]);
-                    }
-            }
-        });
+        if (rows > REGISTER_ROWS)
+            many_rows_part<BITS>(a, weight, p, start, out, rows, n, k, begin, count);
+        else
+            in_groups<MOST_ROWS>(rows, [&](int first, auto number) {
+                few_rows_part<BITS, number>(a, weight, p, start, out, first, n, k, begin, count);
+            });
     }
+}
+
+void rows_times_few_bits(const float* a, const Fixed&, const Matrix& weight, int p, const Start& start, float* out, int rows,
+                         int n, int k) {
+    if (weight.bits == 8)
+        rows_times_few_bits<8>(a, weight, p, start, out, rows, n, k);
+    else
+        rows_times_few_bits<4>(a, weight, p, start, out, rows, n, k);
 }
 
 }  // namespace

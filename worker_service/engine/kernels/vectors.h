@@ -66,6 +66,7 @@ constexpr int LANES = 4, REGISTERS = 32;
 #endif
 using Floats = float __attribute__((vector_size(4 * LANES)));
 using Ints = int32_t __attribute__((vector_size(4 * LANES)));
+using Unsigned = uint32_t __attribute__((vector_size(4 * LANES)));
 using Shorts = uint16_t __attribute__((vector_size(2 * LANES)));
 
 struct BFloat16 {
