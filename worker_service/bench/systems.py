@@ -17,17 +17,19 @@ _names = itertools.count()
 
 
 class Ours:
-    """Our engine, with up to `draft_len` drafts a round. Answers share no KV of equal beginnings."""
+    """Our engine, with up to `draft_len` drafts a round. Answers share no KV of equal beginnings. Of a batch so many
+    `waves` are answered one after the other: a place that falls vacant goes to the next prompt at once."""
 
-    def __init__(self, engine: Engine, draft_len: int, *, ignore_eos: bool = True) -> None:
-        self._engine, self._draft_len, self._ignore_eos = engine, draft_len, ignore_eos
+    def __init__(self, engine: Engine, draft_len: int, *, waves: int = 1, ignore_eos: bool = True) -> None:
+        self._engine, self._draft_len, self._waves, self._ignore_eos = engine, draft_len, waves, ignore_eos
         self._costs: dict[int, CostModel] = {}  # by batch size
 
     def answer(self, batch: Batch, max_tokens: int) -> Answer:
         engine, limits = self._engine, Limits(max_tokens, ignore_eos=self._ignore_eos)
-        costs = self._costs.get(len(batch))
+        slots = len(batch) // self._waves
+        costs = self._costs.get(slots)
         if costs is None:
-            costs = self._costs[len(batch)] = CostModel(*measure(engine, len(batch)))
+            costs = self._costs[slots] = CostModel(*measure(engine, slots))
         engine.weigh_drafts(costs.passes)  # as a worker does
         begun = perf_counter()
         outputs: dict[str, list[int]] = {}
@@ -39,7 +41,7 @@ class Ours:
         rounds = Rounds()
         while runs:
             round_begun = perf_counter()
-            result = engine.step(list(runs.values()), len(runs))
+            result = engine.step(list(runs.values()), slots)
             other_s = perf_counter() - round_begun - result.draft_s - result.verify_s
             costs.observe(result)
             for row in result.rows:
@@ -47,7 +49,7 @@ class Ours:
                 if row.finish is not None:
                     del runs[row.request_id]
             if not result.ran:
-                raise RuntimeError(f"the engine's memory is too small for {len(runs)} requests")
+                raise RuntimeError(f"the engine's memory is too small for {min(slots, len(runs))} requests")
             if not any(row.prefilled for row in result.rows):
                 rounds += Rounds(
                     passes=1,

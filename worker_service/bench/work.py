@@ -30,6 +30,7 @@ from worker_service.prompts import PromptError
 
 _PROMPTS = 6  # answered in one repetition, at least: two of each kind
 _TRIED = (0, 1, 2, 3, 4, 6, 8)  # draft lengths
+_CLEARLY = 1.05  # times the rate without drafts: a short race is as noisy
 _PIPE_WIDTH = 140  # of the table where there is no terminal to ask
 
 
@@ -73,11 +74,12 @@ def bench(options: Namespace, stack: ExitStack, bar: Progress) -> dict[str, Any]
     for batch in options.batch:
         draft_len = options.draft_len
         if draft_len is None:
-            draft_len = _tuned(engine, about, batch, options.tokens, bar)
-        own: dict[str, System] = {"ours": Ours(engine, draft_len), record.PLAIN: Ours(engine, 0)}
+            draft_len = _tuned(engine, about, batch, options, bar)
+        lengths = {"ours": draft_len, record.PLAIN: 0}
+        own: dict[str, System] = {name: Ours(engine, length, waves=options.waves) for name, length in lengths.items()}
         systems = {name: system for name, system in own.items() if name in options.systems}
         systems |= others | (assisted if batch == 1 else {})
-        batches = list(_batches(about.prompts, batch, options.repetitions))
+        batches = list(_batches(about.prompts, batch * options.waves, options.repetitions))
         task = bar.add_task(f"batch {batch}", total=len(systems) * (len(batches) + 1))
         advance = partial(bar.advance, task)
         race(systems, batches[:1], options.tokens, advance)  # warms up
@@ -146,6 +148,7 @@ def _about(options: Namespace, about: Subject) -> dict[str, Any]:
         "prompts": len(about.prompts),
         "tokens": options.tokens,
         "repetitions": options.repetitions,
+        "waves": options.waves,
         "machine": record.environment(about.device, options.threads),
         "versions": record.versions(),
     }
@@ -173,19 +176,24 @@ def _batches(prompts: Sequence[Sequence[int]], batch: int, repetitions: int) -> 
     return (list(islice(endless, batch)) for _ in range(each * repetitions))
 
 
-def _tuned(engine: Engine, about: Subject, batch: int, tokens: int, bar: Progress) -> int:
+def _tuned(engine: Engine, about: Subject, batch: int, options: Namespace, bar: Progress) -> int:
     """The draft length with the most tokens per second, by a short race on prompts that are not measured.
 
     In the service the scheduler chooses, for each request and round; one length for all is the least that it can do.
     """
-    systems = {str(length): Ours(engine, length) for length in _TRIED}
-    batches = list(_batches(about.tuning, batch, 1))
+    systems = {str(length): Ours(engine, length, waves=options.waves) for length in _TRIED}
+    batches = list(_batches(about.tuning, batch * options.waves, 1))
     task = bar.add_task(f"draft length at batch {batch}", total=len(systems) * (len(batches) + 1))
-    race(systems, batches[:1], tokens // 4 + 1, partial(bar.advance, task))
-    answers = race(systems, batches, tokens, partial(bar.advance, task))
-    return int(
-        max(answers, key=lambda name: sum(a.tokens for a in answers[name]) / sum(a.seconds for a in answers[name]))
-    )
+    race(systems, batches[:1], options.tokens // 4 + 1, partial(bar.advance, task))
+    answers = race(systems, batches, options.tokens, partial(bar.advance, task))
+    return chosen({int(name): record.rate(each) for name, each in answers.items()})
+
+
+def chosen(rates: Mapping[int, float]) -> int:
+    """The draft length of the greatest rate; 0 unless that is clearly faster, for the greatest of several noisy rates
+    is above its own mean."""
+    best = max(rates, key=lambda length: rates[length])
+    return best if rates[best] > _CLEARLY * rates[0] else 0
 
 
 def _print(found: Mapping[str, Any], console: Console) -> None:
