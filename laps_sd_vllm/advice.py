@@ -4,7 +4,6 @@ takes long is left to the background."""
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 
@@ -21,6 +20,7 @@ from laps_sd_vllm.watching import Comparison, Watch
 from scheduler_service.core.beliefs import Acceptance
 from scheduler_service.core.policies import gittins, policy_name
 from scheduler_service.core.types import CostProfile, Request
+from scheduler_service.predictor import installed
 from scheduler_service.predictor.port import Features
 from scheduler_service.predictor.window import hashed
 from scheduler_service.sim.worker import SimFleet
@@ -63,8 +63,8 @@ class Advice:
     ) -> None:
         self._settings, self._log, self._file = settings, say, status_file
         online = settings.predictor == "online"
-        if online and find_spec("sklearn") is None:
-            told = "needs scikit-learn: pip install 'laps-sd-vllm[predictor]', or set it to none"
+        if online and not installed():
+            told = "needs scipy and threadpoolctl: pip install 'laps-sd-vllm[predictor]', or set it to none"
             raise Unsupported(f"{KEY}.predictor {told}")
         self._background = Background()
         policy = settings.make_policy()

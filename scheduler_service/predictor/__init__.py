@@ -11,9 +11,14 @@ class PredictorKind(StrEnum):
     ONLINE = "online"
 
 
+def installed() -> bool:
+    """Whether there is what fitting needs, and nothing else does."""
+    return all(find_spec(name) is not None for name in ("scipy", "threadpoolctl"))
+
+
 def lacks(kind: PredictorKind) -> str:
-    """The package that this predictor needs and that is not installed, as a sentence; empty if nothing."""
-    if kind is PredictorKind.NONE or find_spec("sklearn") is not None:
+    """What this predictor needs and is not installed, as a sentence; empty if nothing."""
+    if kind is PredictorKind.NONE or installed():
         return ""
     return f"{kind} needs the extra: pip install 'laps-sd[scheduler]', or choose {PredictorKind.NONE}"
 

@@ -29,8 +29,7 @@ class Row(NamedTuple):
 
 def hashed(features: Features | Row) -> Row:
     """Columns by hash, each name with a sign of its own, so that collisions cancel on average (Weinberger et al.,
-    "Feature hashing for large scale multitask learning", ICML 2009). Not scikit-learn's FeatureHasher: the scheduler's
-    own process does not load that library."""
+    "Feature hashing for large scale multitask learning", ICML 2009)."""
     if isinstance(features, Row):
         return features
     values: dict[int, float] = {}

@@ -13,7 +13,7 @@ from tests.e2e.stack import Stack
 pytestmark = [pytest.mark.timeout(1800)]
 
 OURS = {"protos", "gateway", "scheduler_service", "worker_service"}
-HEAVY = {"torch", "transformers", "scikit-learn", "redis", "tokenizers", "pydantic", "structlog", "starlette"}
+HEAVY = {"torch", "transformers", "scipy", "redis", "tokenizers", "pydantic", "structlog", "starlette"}
 ASK = """
 import asyncio, sys
 from laps_sd import AsyncClient, Client

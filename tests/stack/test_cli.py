@@ -21,7 +21,7 @@ from worker_service.outputs import writable
 TABLES = {"": cli.COMMANDS, "key ": cli.KEY_COMMANDS, "bench ": cli.BENCH_COMMANDS}
 NAMES = [prefix + name for prefix, table in TABLES.items() for name in table]
 HEAVY = {
-    *("torch", "transformers", "sklearn", "scipy", "numpy", "matplotlib", "grpc", "google", "redis", "structlog"),
+    *("torch", "transformers", "scipy", "numpy", "matplotlib", "grpc", "google", "redis", "structlog"),
     *("pydantic_settings", "starlette", "uvicorn", "httpx2", "tokenizers", "cryptography", "jinja2", "asyncio"),
 }
 # All of them in one process: the helps of all commands together may load no more than one may.

@@ -251,7 +251,7 @@ def test_plans_that_take_too_long_three_times_running_end_in_stock_order(did: Co
 
 def test_what_was_learned_is_kept(tmp_path: Path, did: Counter[str]) -> None:
     asked = {"predictor": "online", "learned": str(tmp_path / "kept.learned"), "mode": "order", "slots": 4}
-    pytest.importorskip("sklearn")
+    pytest.importorskip("threadpoolctl")
     core = plugin(**asked)
     serve(core, did, 40)
     core.scheduler.shutdown()
@@ -308,7 +308,7 @@ def test_each_rank_keeps_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_models_are_fitted_beside_the_engine(did: Counter[str]) -> None:
-    pytest.importorskip("sklearn")
+    pytest.importorskip("threadpoolctl")
     core = plugin(predictor="online")
     serve(core, did, 40)
     background = core.scheduler.advice._background
@@ -402,7 +402,7 @@ def test_a_comparison_is_what_the_simulator_says() -> None:
     assert figures["oracle"]["mean_s"] < 0.5 * figures["fcfs"]["mean_s"]
 
 
-def test_without_scikit_learn_one_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "find_spec", lambda name: None)
+def test_without_scipy_one_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "installed", lambda: False)
     with pytest.raises(Unsupported, match=r"pip install 'laps-sd-vllm\[predictor\]', or set it to none"):
         plugin(predictor="online")

@@ -31,7 +31,7 @@ settings = Settings(
     model=model, drafter=drafter, scheduler="127.0.0.1:1", kv_tokens=512, device="cpu", threads=1
 )
 build_engine(settings, load_share(settings, None), 512)
-print(*sorted({"transformers", "scipy", "sympy", "sklearn", "torch._dynamo"} & sys.modules.keys()))
+print(*sorted({"transformers", "scipy", "sympy", "torch._dynamo"} & sys.modules.keys()))
 """
 
 
