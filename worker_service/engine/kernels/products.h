@@ -19,7 +19,7 @@ constexpr int at_once(int rows, int most) {
 
 constexpr int CACHE_LINE = 64;  // bytes
 constexpr int PANEL = 32;       // outputs whose weights lie together: [k / STEP][PANEL][STEP]
-constexpr int MOST_ROWS = REGISTERS == 16 ? 5 : 8;  // at a time: each weight is read once for all of them
+constexpr int MOST_ROWS = REGISTERS == 16 ? 6 : 8;  // at a time: each weight is read once for all of them
 constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
 
 // sum + a * b, rounded once. A compiler that is free to fuse them may do so for some numbers of rows and not for others.
