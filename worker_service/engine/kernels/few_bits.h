@@ -20,7 +20,7 @@ struct Matrix {
 namespace {
 
 constexpr int GRAIN = 16;  // each group is some grains
-constexpr int FIXED_ROWS = REGISTERS == 16 ? 5 : 8;  // at a time by integers, whose weights need registers of their own
+constexpr int PACKED_ROWS = REGISTERS == 16 ? 5 : 8;  // at a time where words of weights need registers, too
 constexpr int REGISTER_ROWS = 8;  // more rows share weights that were widened into memory
 
 // Activations as 16-bit numbers: finer than bfloat16, multiplied by integers without rounding, and summed likewise.
@@ -137,7 +137,7 @@ void panel(const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&s
 // All rows times panel `p` of a `weight` of few bits, by integers.
 template <int BITS>
 void rows_times_few_bits(const Fixed& a, const Matrix& weight, int p, const Start& start, float* out, int rows, int n, int k) {
-    in_groups<FIXED_ROWS>(rows, [&](int first, auto number) {
+    in_groups<PACKED_ROWS>(rows, [&](int first, auto number) {
         constexpr int ROWS = number, VECTORS = at_once(ROWS, PANEL / LANES);
         const Fixed own = {a.numbers + int64_t(first) * k, a.scales + first, a.sums + int64_t(first) * k / GRAIN};
         for (int c = 0; c < PANEL; c += VECTORS * LANES) {
@@ -282,7 +282,7 @@ void rows_times_few_bits(const float* a, const Matrix& weight, int p, const Star
         if (rows > REGISTER_ROWS)
             many_rows_part<BITS>(a, weight, p, start, out, rows, n, k, begin, count);
         else
-            in_groups<MOST_ROWS>(rows, [&](int first, auto number) {
+            in_groups<PACKED_ROWS>(rows, [&](int first, auto number) {
                 few_rows_part<BITS, number>(a, weight, p, start, out, first, n, k, begin, count);
             });
     }
