@@ -107,7 +107,7 @@ def light_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype, weights
         if config.tie_word_embeddings:
             found["lm_head.weight"] = found["model.embed_tokens.weight"]
         model.load_state_dict(found, assign=True)
-        few = kept(folder) if weights == "stored" or _pays(dtype) else {}
+        few = kept(folder) if weights == "stored" or few_bits_pay(dtype) else {}
         if dtype != torch.float32 and not model.matrices <= few.keys():  # whole ones have the type of the file
             few = {}
         if weights == "stored" and not few:
@@ -121,20 +121,8 @@ def light_weights(folder: Path, config: LlamaConfig, dtype: torch.dtype, weights
     return model.requires_grad_(False).eval()
 
 
-def weights_taken(folder: Path, dtype: torch.dtype, weights: str) -> str:
-    """The kind of weights that `light_weights` takes: stored where it says auto and there are such, if it can."""
-    config = light_config(folder)
-    if weights != "auto" or config is None or not _pays(dtype):
-        return weights
-    try:
-        few = kept(folder)
-    except ModelError:
-        return weights
-    return "stored" if few and (dtype == torch.float32 or Llama(config).matrices <= few.keys()) else weights
-
-
-def _pays(dtype: torch.dtype) -> bool:
-    """Whether passes with weights of few bits are faster on this processor."""
+def few_bits_pay(dtype: torch.dtype) -> bool:
+    """Whether the native decoder's passes with weights of few bits are faster on this processor."""
     return dtype == torch.float32 or not native.has_tiles()
 
 

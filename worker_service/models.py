@@ -3,8 +3,9 @@
 The transformers library is imported by whoever needs it: that takes a worker 2 to 3 of its 7 CPU seconds to ready.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import torch
 from worker_service.capacity import model_class, read_config, summary
 from worker_service.engine.cut import cut
 from worker_service.engine.decoder import NativeDecoder
+from worker_service.engine.llama import Llama
 from worker_service.engine.parallel import Ranks
 from worker_service.engine.shape import text_config
 from worker_service.engine.types import Place
 from worker_service.identity import fingerprint, model_name
-from worker_service.light_models import eos_ids, light_config, light_tokenizer, light_weights
+from worker_service.light_models import eos_ids, few_bits_pay, light_config, light_tokenizer, light_weights
 from worker_service.model_files import ModelError, check_directory, end_ids
 from worker_service.small_weights import check_weights_kind, load_small
+from worker_service.stored_bits import kept
 
+_log = logging.getLogger(__name__)
 _ALONE, _WHOLE = Ranks(), Place()
 
 
@@ -112,6 +116,38 @@ def load_light(folder: Path, dtype: torch.dtype, block_tokens: int, weights: str
         device=model.device,
         dtype=dtype,
     )
+
+
+def load_alone(folder: Path, dtype: torch.dtype, block_tokens: int, weights: str) -> LoadedModel:
+    """As `load`, on the CPU, for a worker that shares the model with nobody. `weights`: stored, or auto, of which
+    weights_taken says what it means. The fingerprint does not tell it, for workers with either may serve together."""
+    if light := load_light(folder, dtype, block_tokens, weights):
+        return light
+    name, taken = str(dtype).removeprefix("torch."), weights_taken(folder, dtype, block_tokens, weights)
+    if taken != weights:
+        try:
+            loaded = load(str(folder), "cpu", name, weights=taken)
+            return replace(loaded, fingerprint=fingerprint(folder, weights))
+        except ModelError as error:  # what nobody has asked for
+            _log.warning("weights are taken whole: %s", error)
+    return load(str(folder), "cpu", name, weights=weights)
+
+
+def weights_taken(folder: Path, dtype: torch.dtype, block_tokens: int, weights: str) -> str:
+    """The kind of weights that `load_alone` takes: where it says auto, stored if there are such and that is faster. In
+    float32 it changes no bit of what the native decoder computes. Raises ModelError."""
+    if weights != "auto" or not few_bits_pay(dtype):
+        return weights
+    try:
+        few = kept(folder)
+    except ModelError:
+        return weights
+    light = light_config(folder)
+    if not few or not NativeDecoder.takes(light or read_config(folder), block_tokens, dtype):
+        return weights
+    # Of a light model's whole matrices none is rounded to bfloat16.
+    mixed = light and dtype != torch.float32 and not Llama(light).matrices <= few.keys()
+    return weights if mixed else "stored"
 
 
 def _whole(folder: Path, config: Any, dtype: torch.dtype, ranks: Ranks, place: Place) -> Any:

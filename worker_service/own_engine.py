@@ -19,9 +19,8 @@ from worker_service.engine.stages import Stage
 from worker_service.engine.target import Sharers
 from worker_service.engine.warm_up import WARM_UP_TOKENS
 from worker_service.identity import fingerprint
-from worker_service.light_models import weights_taken
 from worker_service.model_files import ModelError, TooLittleMemoryError, at_home, check_directory
-from worker_service.models import LoadedModel, choose_device, choose_dtype, load, load_light
+from worker_service.models import LoadedModel, choose_device, choose_dtype, load, load_alone, weights_taken
 from worker_service.pace import Pace, PacedRunner
 from worker_service.probes import make_probe
 from worker_service.pull import find
@@ -97,9 +96,8 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
     )
     alone = device.type == "cpu" and ranks.size == place.size == 1 and settings.attention == "auto"
     if alone and settings.weights in ("auto", "stored"):
-        check(weights=weights_taken(folder, dtype, settings.weights))
-        if light := load_light(folder, dtype, settings.block_tokens, settings.weights):
-            return light
+        check(weights=weights_taken(folder, dtype, settings.block_tokens, settings.weights))
+        return load_alone(folder, dtype, settings.block_tokens, settings.weights)
     check(weights=settings.weights)
     if place.size > 1:
         return load(str(folder), str(device), settings.dtype, place=place)

@@ -1,5 +1,6 @@
 """The bits of a GGUF, kept beside whole weights: when a worker takes them, and that no bit of a result changes."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from worker_service.config import Settings
 from worker_service.engine import native
 from worker_service.engine.kv import KV
 from worker_service.engine.target import InputSequence, Target
-from worker_service.model_files import STORED
+from worker_service.model_files import CONFIG, STORED
 from worker_service.models import load, load_light
 
 
@@ -62,6 +63,38 @@ def test_in_bfloat16_whole_ones_are_multiplied_in_tiles_where_there_are_any(
     light = load_light(folder, torch.bfloat16, 16)
     assert light is not None
     assert not any(hasattr(part, "packed") for part in light.model.modules())
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="few bits are for native kernels")
+def test_a_model_that_transformers_reads_has_them_unasked_if_the_native_decoder_computes_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Such as Llama 3, whose frequencies are scaled. No bit of a result changes, nor what a worker is known by."""
+    scaled = shutil.copytree(folder, tmp_path / "scaled")
+    config = json.loads((scaled / CONFIG).read_text())
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config["rope_parameters"] |= scaling | {"original_max_position_embeddings": 64}
+    (scaled / CONFIG).write_text(json.dumps(config))
+    settings = Settings(model=str(scaled), device="cpu", dtype="float32", block_tokens=16)
+    small, whole = own_engine.load_share(settings, None), load(str(scaled), "cpu", "float32")
+    assert type(small.model).__name__ == "LlamaForCausalLM"
+    assert {part.packed.bits for part in small.model.modules() if hasattr(part, "packed")} == {4, 8}
+    assert small.fingerprint == whole.fingerprint
+    assert torch.equal(logits(small.model), logits(whole.model))
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="few bits are for native kernels")
+def test_a_damaged_file_that_nobody_asked_for_is_left_alone(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    tensors, about = load_file(broken / STORED), safe_open(broken / STORED, "pt").metadata()
+    name = "model.layers.0.self_attn.v_proj.weight.scales"
+    save_file(tensors | {name: tensors[name][:2]}, broken / STORED, about)
+    settings = Settings(model=str(broken), device="cpu", dtype="float32", block_tokens=16)
+    model = own_engine.load_share(settings, None).model
+    assert not any(hasattr(part, "packed") for part in model.modules())
+    assert "weights are taken whole" in caplog.text
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ import torch
 from worker_service.bench import synthetic
 from worker_service.drafters import make_drafter
 from worker_service.engine.drafting.drafter import Drafter
-from worker_service.models import LoadedModel, choose_device, choose_dtype, load, load_light
+from worker_service.models import LoadedModel, choose_device, choose_dtype, load, load_alone
 from worker_service.prompts import PromptError, encode, read_prompts
 from worker_service.pull import resolve
 
@@ -61,8 +61,9 @@ def _from_files(options: Namespace) -> Subject:
         return make_drafter(options.drafter, target, blocks=blocks, block_tokens=BLOCK_TOKENS)
 
     def served() -> LoadedModel:
-        light = load_light(Path(directory), target.dtype, BLOCK_TOKENS) if target.device.type == "cpu" else None
-        return light or load(directory, str(target.device), dtype)
+        if target.device.type == "cpu":
+            return load_alone(Path(directory), target.dtype, BLOCK_TOKENS, "auto")
+        return load(directory, str(target.device), dtype)
 
     def assistant() -> dict[str, Any]:
         folder = Path(options.drafter).expanduser()

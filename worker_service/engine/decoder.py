@@ -60,12 +60,15 @@ class NativeDecoder:
     """All layers of a model in one call of kernels/decoder.h."""
 
     @staticmethod
-    def takes(config: LlamaConfig, block_tokens: int, dtype: torch.dtype) -> bool:
-        """Whether it supports a Llama of this configuration, before there is one."""
-        heads = config.num_attention_heads, config.num_key_value_heads
-        sizes = config.hidden_size, config.intermediate_size, *(n * config.head_dim for n in heads)
-        fits = all(n % native.PANEL == 0 for n in sizes)
-        return fits and NativeAttention.supports(attention_shapes(config), block_tokens, dtype)
+    def takes(config: Any, block_tokens: int, dtype: torch.dtype) -> bool:
+        """Whether it supports a model of this configuration, before there is one: of llama.py, or of transformers,
+        where it may turn out that it does not."""
+        if not isinstance(config, LlamaConfig) and not set(config.architectures or ()) & set(_FAMILY):
+            return False
+        shapes = attention_shapes(config)
+        heads = (n * shape.dim for shape in shapes for n in (shape.heads, shape.kv_heads))
+        fits = all(n % native.PANEL == 0 for n in (config.hidden_size, config.intermediate_size, *heads))
+        return fits and NativeAttention.supports(shapes, block_tokens, dtype)
 
     @staticmethod
     def supports(model: Any, attention: PagedAttention) -> bool:
