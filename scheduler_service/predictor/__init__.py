@@ -12,12 +12,12 @@ class PredictorKind(StrEnum):
 
 
 def installed() -> bool:
-    """Whether there is what fitting needs, and nothing else does."""
+    """Whether there is what fitting needs."""
     return all(find_spec(name) is not None for name in ("scipy", "threadpoolctl"))
 
 
 def lacks(kind: PredictorKind) -> str:
-    """What this predictor needs and is not installed, as a sentence; empty if nothing."""
+    """What to install for this predictor, as a sentence; empty if it is there."""
     if kind is PredictorKind.NONE or installed():
         return ""
     return f"{kind} needs the extra: pip install 'laps-sd[scheduler]', or choose {PredictorKind.NONE}"

@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tests.gpu.forking import Forking
 from worker_service.engine import native
 from worker_service.engine.drafting.drafter import ALL, Drafter, NoDrafter
 from worker_service.engine.drafting.head import DraftHead, DraftHeadConfig
@@ -20,6 +21,7 @@ from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.graphs import Graphs
 from worker_service.engine.hooks import HOOKS, LogitsContext
+from worker_service.engine.pass_costs import PassCosts
 from worker_service.engine.self_check import check as self_check
 from worker_service.engine.self_check import own_logits
 from worker_service.engine.types import Admission, Limits, Run, Sampling
@@ -41,22 +43,25 @@ SAMPLINGS = (
 def check(section: "Section") -> None:
     sizes = section.size.requests, min(section.size.tokens, _MOST_NEW)
     for dtype in (torch.float32, torch.bfloat16):
-        expected = None
-        name = str(dtype).removeprefix("torch.")
-        for kind, drafter in _drafters(section.device, dtype).items():
+        expected = _texts(engine_on(section.device, dtype, NoDrafter()), *sizes, disturbed=False)
+        if dtype == torch.float32:
+            _compare_with_the_model(section, expected)
+        texts = zip(prompts(len(expected)), expected, strict=True)
+        forking = Forking({str(i): [*prompt, *output] for i, (prompt, output) in enumerate(texts)})
+        for kind, drafter in (_drafters(section.device, dtype) | {"several chains": forking}).items():
             engine = engine_on(section.device, dtype, drafter)
-            found = _texts(engine, *sizes, disturbed=expected is not None)
-            if expected is None:
-                expected = found
-                if dtype == torch.float32:
-                    _compare_with_the_model(section, found)
-            different = _different(expected, found)
+            if drafter is forking:
+                engine.weigh_drafts(PassCosts(0.01, 0.0))  # any number of rows takes as long
+            different = _different(expected, _texts(engine, *sizes, disturbed=True))
+            name = str(dtype).removeprefix("torch.")
             section.add("drafters", {"drafter": kind, "dtype": name, "tokens_that_differ": different})
             if dtype == torch.float32 and different > 0.1:  # one flip of rounding may change the rest of one text
                 section.wrong(f"{kind} in {name}: {different:.1%} of tokens are not those of plain decoding")
             if section.left_s < 10:
                 section.put(stopped="time was short")
                 return
+        if forking.chains < 2:
+            section.wrong("no request had several chains of drafts")
     _compare_hooks(section)
     if section.device.type != "cpu":
         cpu = torch.device("cpu")
@@ -109,7 +114,7 @@ def _drafters(device: torch.device, dtype: torch.dtype) -> dict[str, Drafter]:
     head.draft_ids.copy_(torch.arange(_VOCABULARY))
     rows = embeddings.get_output_embeddings().weight
     return {
-        "none": NoDrafter(),
+        "none": NoDrafter(),  # of several requests at once
         "ngram": NgramDrafter(),
         "head": HeadDrafter(head, embeddings.get_input_embeddings().weight, rows, price=ALL),
         "the model itself": ModelDrafter(model_on(device, dtype), context_tokens=_CONTEXT, blocks=256, block_tokens=16),

@@ -252,6 +252,7 @@ def test_plans_that_take_too_long_three_times_running_end_in_stock_order(did: Co
 def test_what_was_learned_is_kept(tmp_path: Path, did: Counter[str]) -> None:
     asked = {"predictor": "online", "learned": str(tmp_path / "kept.learned"), "mode": "order", "slots": 4}
     pytest.importorskip("threadpoolctl")
+    pytest.importorskip("scipy")
     core = plugin(**asked)
     serve(core, did, 40)
     core.scheduler.shutdown()
@@ -309,6 +310,7 @@ def test_each_rank_keeps_a_file_of_its_own(tmp_path: Path) -> None:
 
 def test_models_are_fitted_beside_the_engine(did: Counter[str]) -> None:
     pytest.importorskip("threadpoolctl")
+    pytest.importorskip("scipy")
     core = plugin(predictor="online")
     serve(core, did, 40)
     background = core.scheduler.advice._background

@@ -92,6 +92,8 @@ def test_of_several_waves_a_vacant_place_takes_the_next_prompt(tiny: Tiny) -> No
     filled = Ours(tiny.engine(), 4, waves=3).answer(batch, 24)
     assert filled.outputs == together.outputs
     assert filled.rounds.passes < filled.rounds.rows <= 2 * filled.rounds.passes
+    waves = [Ours(tiny.engine(), 4).answer(batch[i : i + 2], 24).rounds for i in (0, 2, 4)]
+    assert filled.rounds.passes < sum(wave.passes for wave in waves), "a place waited for the other one"
 
 
 def test_a_draft_length_is_chosen_only_where_it_is_clearly_faster_than_none() -> None:

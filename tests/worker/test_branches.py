@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from protos.structure import grammar
 from protos.v1.types_pb2 import Structure
+from tests.gpu import forking
 from tests.gpu.repeated import Repeated
 from tests.worker.harness import Driver, Tiny
 from tests.worker.test_exactness import TEXTS
@@ -31,28 +31,15 @@ needs_kernels = pytest.mark.skipif(native.kernels() is None, reason="no native k
 FREE = (0.01, 0.0)  # a pass takes as long with any number of rows
 
 
-class Forking(Drafter):
-    """Knows the texts. Its likeliest chain is wrong from the first token on, its second one right for some tokens."""
+class Forking(forking.Forking):
+    """Remembers what it is told, too."""
 
     layers = (1,)
 
     def __init__(self, texts: dict[str, list[int]], right: int = 3) -> None:
-        self._texts, self._right, self._random = texts, right, Random(1)
+        super().__init__(texts, right)
         self.seen: dict[str, dict[int, torch.Tensor]] = {}
         self.hidden: dict[tuple[str, int], torch.Tensor] = {}
-
-    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        drafts = []
-        self.chances, self.others = [], []
-        for ask in asks:
-            truth = self._texts[ask.request_id][len(ask.tokens) :][: ask.draft_len] or [5]
-            wrong = [(token + 1) % 200 for token in truth]
-            right = self._random.randint(1, self._right)
-            branch = [*truth[:right], *wrong[right:]]
-            drafts.append(wrong)
-            self.chances.append([0.5] * len(wrong))
-            self.others.append([[(token, 0.4) for token in branch], [((truth[0] + 2) % 200, 0.1)]])
-        return drafts
 
     def read(self, seen: Sequence[Seen]) -> None:
         for ask, start, states in seen:
@@ -113,21 +100,23 @@ def test_what_follows_a_branch_is_what_plain_decoding_gives_to_the_bit(tiny: Tin
         assert all(torch.equal(state, watching.seen[name][at]) for at, state in states.items())
 
 
-@pytest.mark.parametrize("kind", ["torch", "graphs"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, seed=4)], ids=["greedy", "drawn"])
-def test_branches_change_no_text_of_torchs_attention(
-    tiny: Tiny, kind: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Graphs, "kind", Repeated)
+def test_branches_change_no_text_of_torchs_attention(tiny: Tiny, sampling: Sampling) -> None:
     watching = Watching({})
-    plain = run(tiny, watching, sampling, attention=kind)
+    plain = run(tiny, watching, sampling, attention="torch")
     forking = Forking(texts(tiny, plain))
-    forked = run(tiny, forking, sampling, attention=kind)
+    forked = run(tiny, forking, sampling, attention="torch")
 
     assert forked.outputs == plain.outputs
     assert len(forked.rows) < 0.7 * len(plain.rows), "branches were not followed"
     for name, states in forking.seen.items():
         assert all(torch.allclose(state, watching.seen[name][at], atol=1e-4) for at, state in states.items())
+
+
+def test_where_passes_are_graphs_a_request_has_one_chain(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Graphs, "kind", Repeated)
+    driver = run(tiny, Forking({name: [7] * 500 for name in "abc"}), Sampling(), attention="graphs")
+    assert sum(row.drafted for row in driver.rows) > 0 == sum(row.branched for row in driver.rows)
 
 
 def told(driver: Driver) -> dict[str, list[object]]:

@@ -39,14 +39,13 @@ def no_graphs_here() -> Iterator[None]:
 
 @st.composite
 def plans(draw: st.DrawFn) -> BlockPlan:
-    """Of up to nine texts, whose blocks are all different. Some have part of a block of a source."""
+    """Of up to nine requests, whose blocks are all different."""
     ranges, begin, block = list[QueryRange](), 0, 0
     for _ in range(draw(st.integers(1, 9))):
         n, start = draw(st.integers(1, 5)), draw(st.integers(0, 30))
         count = (start + n - 1) // BLOCK_TOKENS + 1
-        source = block + count if start % BLOCK_TOKENS and draw(st.booleans()) else -1
-        ranges.append(QueryRange(begin, n, start, array("i", range(block, block + count)), source))
-        begin, block = begin + n, block + count + (source >= 0)
+        ranges.append(QueryRange(begin, n, start, array("i", range(block, block + count))))
+        begin, block = begin + n, block + count
     return BlockPlan(ranges, BLOCK_TOKENS)
 
 
@@ -60,36 +59,19 @@ def test_a_padded_round_has_every_token_once_and_writes_nothing_else_to_a_reques
     assert found.ids[places].tolist() == ids
     written = list(zip(found.blocks[places].tolist(), found.offsets[places].tolist(), strict=True))
     assert written == list(zip(*(x.tolist() for x in plan.places()), strict=True))
-    padding = sorted(set(range(size.texts * size.tokens)) - set(places.tolist()))
+    padding = sorted(set(range(size.requests * size.tokens)) - set(places.tolist()))
     assert set(found.blocks[padding].tolist()) <= {SPARE}
-    tables = found.tables.reshape(size.texts, size.blocks)
+    tables = found.tables.reshape(size.requests, size.blocks)
     for place, (block, offset) in zip(places.tolist(), written, strict=True):
         position, table = found.positions[place], tables[place // size.tokens]
         assert (table[position // BLOCK_TOKENS], position % BLOCK_TOKENS) == (block, offset)
 
 
 @given(plans())
-def test_a_padded_round_copies_what_comes_from_sources_and_nothing_else_but_padding(plan: BlockPlan) -> None:
-    if (size := size_of(plan)) is None:
-        return
-    found = padded(plan, list(range(int(plan.n.sum()))), size, SPARE)
-    copies = list(zip(found.sources.tolist(), found.to.tolist(), found.at.tolist(), strict=True))
-    wanted = [
-        (source, plan.indices[offset + start // BLOCK_TOKENS], at)
-        for source, start, offset in zip(plan.source.tolist(), plan.start.tolist(), plan.offsets.tolist(), strict=False)
-        if source >= 0
-        for at in range(start % BLOCK_TOKENS)
-    ]
-    assert copies[: len(wanted)] == wanted
-    assert set(copies[len(wanted) :]) <= {(SPARE, SPARE, 0)}
-    assert (size.forks == 0) == (not wanted)
-
-
-@given(plans())
 def test_padding_is_never_most_of_a_round(plan: BlockPlan) -> None:
     if (size := size_of(plan)) is not None:
-        assert size.texts * size.tokens <= 2 * plan.n.sum()
-        assert size.texts * size.blocks <= 2 * plan.blocks.sum()
+        assert size.requests * size.tokens <= 2 * plan.n.sum()
+        assert size.requests * size.blocks <= 2 * plan.blocks.sum()
 
 
 def test_one_long_text_among_short_ones_is_not_padded_to() -> None:

@@ -100,6 +100,22 @@ def test_what_flashinfer_is_told_is_plain_attention(window: int, softcap: float)
 
 
 @pytest.mark.usefixtures("flashinfer")
+def test_a_branch_has_what_is_copied_from_its_source() -> None:
+    """In the pass that computes the token before it, too."""
+    torch.manual_seed(0)
+    options, table = Options(0.2), array("i", [7, 2])
+    text = [torch.randn(24, heads, DIM).bfloat16() for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    with pretended():
+        attention = ragged_attention()
+        attention.begin([QueryRange(0, 20, 0, table)])
+        attention.attend(*(x[:20].to(CUDA) for x in text), 0, options)
+        attention.begin([QueryRange(0, 1, 20, table), QueryRange(1, 3, 21, array("i", [7, 4]), source=2)])
+        result = attention.attend(*(x[20:].to(CUDA) for x in text), 0, options).cpu().float()
+    expected = plain_attention(*(x.float() for x in text), options)[20:]
+    torch.testing.assert_close(result, expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.usefixtures("flashinfer")
 def test_layers_that_attend_alike_share_a_plan_of_each_pass() -> None:
     with pretended():
         attention = ragged_attention(3)

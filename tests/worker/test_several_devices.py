@@ -16,12 +16,15 @@ import torch
 from laps_sd.stack import Options, claim_ports, worker_command
 from protos.link.v1.worker_link_pb2_grpc import add_WorkerLinkServicer_to_server
 from protos.serving import LINK_MESSAGE_BYTES, Server
+from tests.gpu.forking import Forking
 from tests.tiny_model import make_tiny_model
 from tests.waiting import until
 from tests.worker.harness import Driver, Tiny
 from tests.worker.preloaded import Worker
 from tests.worker.scripted import PROMPT, ScriptedScheduler, admit
+from tests.worker.test_branches import answered, texts
 from tests.worker.test_exactness import TEXTS, greedy_differences
+from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
 from worker_service.engine.parallel import Group, ParallelError, Ranks
@@ -87,6 +90,19 @@ def test_greedy_equals_generate_while_requests_are_preempted_in_all_ways(
     assert offloaded > 2
     assert sum(row.accepted for row in driver.rows) > 20
     assert engine.free_blocks == engine.blocks
+    group.leave()
+    assert follower.wait(DEADLINE_S) == 0, follower.said()
+
+
+def test_a_branch_that_is_followed_changes_no_text(tiny: Tiny, group: Group, follower: Worker) -> None:
+    plain = answered(tiny, tiny.engine(drafter=NoDrafter(), block_tokens=16), Sampling())
+    model = load(str(tiny.folder), "cpu", "float32", group.ranks)
+    group.loaded()
+    drafter = Forking(texts(tiny, plain))
+    options = {"eos_ids": model.eos_ids, "context_tokens": 1024, "blocks": 64, "block_tokens": 16}
+    forked = answered(tiny, Engine(model.model, tiny.tokenizer, drafter=drafter, group=group, **options), Sampling())  # type: ignore[arg-type]
+    assert forked.outputs == plain.outputs
+    assert len(forked.rows) < 0.7 * len(plain.rows), "branches were not followed"
     group.leave()
     assert follower.wait(DEADLINE_S) == 0, follower.said()
 

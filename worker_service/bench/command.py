@@ -52,7 +52,8 @@ def engine(
         str, typer.Option(help="none, ngram, default, or the directory of a head or a causal LM.")
     ] = "default",
     draft_len: Annotated[
-        str, typer.Option(metavar="N|tuned", help="tuned: the fastest on prompts that are not measured.")
+        str,
+        typer.Option(metavar="N|tuned", help="tuned: the fastest on other prompts, if clearly faster than 0."),
     ] = "tuned",
     prompts: Annotated[
         list[Path] | None,
@@ -91,10 +92,11 @@ def engine(
 ) -> None:
     """The engine, with and without speculation, beside transformers and other engines, on the same prompts."""
     told = Namespace(**locals())
-    for name, is_given in (("peer", peer), ("systems", systems != ",".join(SYSTEMS)), ("plot", plot)):
+    alone = ("peer", peer), ("systems", systems != ",".join(SYSTEMS)), ("waves", waves > 1), ("plot", plot)
+    for name, is_given in alone:
         if stages > 1 and is_given:
             raise typer.BadParameter("not with --stages, which runs our engine alone", param_hint=f"--{name}")
-    if waves > 1 and (peer or stages > 1 or not set(systems.split(",")) <= {"ours", "ours-plain"}):
+    if waves > 1 and (peer or not set(systems.split(",")) <= {"ours", "ours-plain"}):
         raise typer.BadParameter("above 1 for --systems ours,ours-plain alone", param_hint="--waves")
     most = MAX_DRAFT if stages == 1 else MAX_DRAFT_OVER_STAGES
     for name, parse in (

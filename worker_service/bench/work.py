@@ -177,7 +177,7 @@ def _batches(prompts: Sequence[Sequence[int]], batch: int, repetitions: int) -> 
 
 
 def _tuned(engine: Engine, about: Subject, batch: int, options: Namespace, bar: Progress) -> int:
-    """The draft length with the most tokens per second, by a short race on prompts that are not measured.
+    """The draft length that is `chosen` by a short race on prompts that are not measured.
 
     In the service the scheduler chooses, for each request and round; one length for all is the least that it can do.
     """

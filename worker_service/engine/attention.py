@@ -188,6 +188,7 @@ class TorchAttention(PagedAttention):
         data = [torch.zeros(_memory(shape, blocks, block_tokens), device=device, dtype=dtype) for shape in shapes]
         super().__init__(data, longest)
         self._block_tokens, self._device, self._ragged = block_tokens, device, ragged
+        self._copies: list[torch.Tensor] | None = None  # of this pass, as BlockPlan.copies has them
         self._layers = [
             layer.view(*layer.shape[:-1], block_tokens, shape.dim) for layer, shape in zip(data, shapes, strict=True)
         ]
@@ -199,25 +200,20 @@ class TorchAttention(PagedAttention):
         groups = [] if self._ragged else [plan.padded(group) for group in plan.groups(self._SHORT)]
         everything = [*plan.places(), *plan.copies(), *itertools.chain(*groups), *also]
         self._new_blocks, self._new_offsets, *others = sent_together(everything, self._device)
-        self._copies, others = others[:3], others[3:]
+        copies, others = others[:3], others[3:]
+        self._copies = copies if len(copies[0]) else None
         kept = Kept()
         self._groups = [Group(others[3 * i : 3 * i + 3], self._block_tokens, kept) for i in range(len(groups))]
         return others[3 * len(groups) :]
 
     def begin_padded(
-        self,
-        blocks: torch.Tensor,
-        offsets: torch.Tensor,
-        copies: list[torch.Tensor],
-        positions: torch.Tensor,
-        tables: torch.Tensor,
-        texts: int,
+        self, blocks: torch.Tensor, offsets: torch.Tensor, positions: torch.Tensor, tables: torch.Tensor, requests: int
     ) -> torch.Tensor:
-        """As `begin`, of numbers that are on the device: as many tokens and blocks for each of the texts. `copies`: as
-        BlockPlan.copies. Returns the numbers of all tokens."""
-        self._new_blocks, self._new_offsets, self._copies = blocks, offsets, copies
+        """As `begin`, of numbers that are on the device: as many tokens and blocks for each request, and no sources.
+        Returns the numbers of all tokens."""
+        self._new_blocks, self._new_offsets, self._copies = blocks, offsets, None
         every = torch.arange(len(blocks), device=self._device)
-        numbers = [x.view(texts, -1) for x in (every, positions, tables)]
+        numbers = [x.view(requests, -1) for x in (every, positions, tables)]
         self._groups = [Group(numbers, self._block_tokens, Kept())]
         return every
 
@@ -227,8 +223,8 @@ class TorchAttention(PagedAttention):
         keys, values = self._layers[layer]
         keys[self._new_blocks, :, self._new_offsets] = key
         values[self._new_blocks, :, self._new_offsets] = value
-        source, to, places = self._copies
-        if len(places):
+        if self._copies:
+            source, to, places = self._copies
             self._layers[layer][:, to, :, places] = self._layers[layer][:, source, :, places]
         if self._ragged:
             return self._ragged(query, keys, values, options)

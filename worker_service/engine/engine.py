@@ -63,7 +63,7 @@ class Engine:
         self.pool = self.target.new_pool(blocks, block_tokens, attention)
         self.host = HostPool(self.target, host_blocks)
         self.drafter, self._probe = Shielded(drafter), probe
-        self._proposals = Proposals(self.target.vocab_size)
+        self._proposals = Proposals(self.target.vocab_size, self.target.forks)
         if drafter.layers:
             self.target.expose(drafter.layers)
         self._tokenizer = tokenizer.backend_tokenizer

@@ -70,40 +70,34 @@ def _end_recording(device: torch.device, pool: Any) -> None:
 
 
 class Size(NamedTuple):
-    """Of a padded round: texts (requests, and branches beside them), tokens of each, blocks of each one's KV, and how
-    many of them have part of a block of a source."""
+    """Of a padded round: requests, tokens of each, and blocks of each one's KV."""
 
-    texts: int
+    requests: int
     tokens: int
     blocks: int
-    forks: int = 0
 
 
 class PaddedRound(NamedTuple):
-    """The numbers of a round, int64, flat: so many texts, each with so many tokens, as its size says."""
+    """The numbers of a round, int64, flat: so many requests, each with so many tokens, as its size says."""
 
     ids: Any
     positions: Any
     blocks: Any  # where the KV of each token goes
     offsets: Any
-    sources: Any  # these three as BlockPlan.copies
-    to: Any
-    at: Any
-    tables: Any  # of each text the blocks that its tokens see
+    tables: Any  # of each request the blocks that its tokens see
     places: Any  # of the round's own tokens among all; zeros behind them
 
 
 def size_of(plan: BlockPlan) -> Size | None:
     """The next power of two in each, or, where that is too much padding, one of four sizes between two powers. None:
     not worth a graph, for it is long, or has too much padding even so."""
-    texts, tokens, blocks = len(plan.n), int(plan.n.max(initial=0)), int(plan.blocks.max(initial=0))
-    forks = _up(int((plan.source >= 0).sum()), 1)
+    requests, tokens, blocks = len(plan.n), int(plan.n.max(initial=0)), int(plan.blocks.max(initial=0))
     if not 0 < tokens <= MOST_EACH:
         return None
     most_tokens, most_blocks = (MOST_PADDING * int(each.sum()) for each in (plan.n, plan.blocks))
     for steps in (1, 4):
-        size = Size(_up(texts, steps), tokens, _up(blocks, steps), forks)
-        if size.texts * tokens <= min(most_tokens, MOST_TOKENS) and size.texts * size.blocks <= most_blocks:
+        size = Size(_up(requests, steps), tokens, _up(blocks, steps))
+        if size.requests * tokens <= min(most_tokens, MOST_TOKENS) and size.requests * size.blocks <= most_blocks:
             return size
     return None
 
@@ -116,8 +110,8 @@ def _up(n: int, steps: int) -> int:
 
 def padded(plan: BlockPlan, ids: Sequence[int], size: Size, spare: int) -> PaddedRound:
     """`ids`: of the plan's tokens. `spare`: the block that no request has."""
-    texts, count = len(plan.n), size.texts * size.tokens
-    owner = np.repeat(np.arange(texts), plan.n)
+    requests, count = len(plan.n), size.requests * size.tokens
+    owner = np.repeat(np.arange(requests), plan.n)
     within = np.arange(len(owner)) - plan.begin[owner]
     places = owner * size.tokens + within
 
@@ -127,20 +121,13 @@ def padded(plan: BlockPlan, ids: Sequence[int], size: Size, spare: int) -> Padde
         return result
 
     blocks, offsets = plan.places()
-    copies = np.zeros((3, size.forks * plan.block_tokens), np.int64)
-    copies[:2] = spare  # what is left of them is padding: a token of this block is copied to itself
-    copied = np.stack(plan.copies())
-    copies[:, : copied.shape[1]] = copied
-    tables = np.full((size.texts, size.blocks), spare)
-    tables[:texts, : plan.blocks.max()] = plan.padded(np.arange(texts, dtype=np.int32))[2]
+    tables = np.full((size.requests, size.blocks), spare)
+    tables[:requests, : plan.blocks.max()] = plan.padded(np.arange(requests, dtype=np.int32))[2]
     return PaddedRound(
         ids=spread(ids),
         positions=spread(plan.start[owner] + within),
         blocks=spread(blocks, otherwise=spare),
         offsets=spread(offsets),
-        sources=copies[0],
-        to=copies[1],
-        at=copies[2],
         tables=tables.ravel(),
         places=spread(places, at=slice(len(places))),
     )

@@ -15,9 +15,10 @@ _LONG = 1024  # tokens: each chain attends to all of its text anew, which longer
 
 
 class Proposals:
-    def __init__(self, vocab_size: int) -> None:
-        """`vocab_size`: of the target. Drafters and tokenizers may have more ids."""
-        self._vocab_size = vocab_size
+    def __init__(self, vocab_size: int, branches: bool) -> None:
+        """`vocab_size`: of the target. Drafters and tokenizers may have more ids. `branches`: whether a request may
+        have several chains of drafts in a step."""
+        self._vocab_size, self._branches = vocab_size, branches
         self.costs: PassCosts | None = None  # None: all that is proposed first is verified
 
     def draft(self, drafter: Drafter, works: Sequence[Work]) -> None:
@@ -30,7 +31,7 @@ class Proposals:
             most = sum(work.draft_len for work in drafting)
             price = Price(*self.costs.price(tokens, rows, most))
             drafter.price(price)
-            branching = price.least < _NEAR_SURE and len(drafting) <= _FEW
+            branching = self._branches and price.least < _NEAR_SURE and len(drafting) <= _FEW
         proposed = self._propose(drafter, drafting, branching)
         if self.costs and drafting:
             chances = [chance for own in proposed for chain in own for _, chance in chain]

@@ -145,10 +145,7 @@ class Target:
     def _padded(self, given: PaddedRound, size: Size) -> Results:
         """What a graph records."""
         assert isinstance(self._memory, TorchAttention)
-        copies = [given.sources, given.to, given.at]
-        every = self._memory.begin_padded(
-            given.blocks, given.offsets, copies, given.positions, given.tables, size.texts
-        )
+        every = self._memory.begin_padded(given.blocks, given.offsets, given.positions, given.tables, size.requests)
         return self._results(given.ids, given.positions, every)
 
     def _results(self, input_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> Results:
@@ -187,6 +184,11 @@ class Target:
     def discard(self, name: str) -> None:
         """Give up the copy under this name."""
         self._memory.discard(self._saved.pop(name))
+
+    @property
+    def forks(self) -> bool:
+        """Whether a pass may have forks of a request's KV. Not as a graph, which pads all texts to the longest."""
+        return self._graphs is None
 
     @property
     def asked(self) -> Mapping[int, LayerAsks]:

@@ -150,17 +150,9 @@ void rows_times_few_bits(const Fixed& a, const Matrix& weight, int p, const Star
     });
 }
 
-void rows_times_few_bits(const BFloat16*, const Fixed& a, const Matrix& weight, int p, const Start& start, float* out,
-                         int rows, int n, int k) {
-    if (weight.bits == 8)
-        rows_times_few_bits<8>(a, weight, p, start, out, rows, n, k);
-    else
-        rows_times_few_bits<4>(a, weight, p, start, out, rows, n, k);
-}
-
-// What LANES outputs' numbers that share a scale stand for, in float32: rounded once where products and sums are, else exact
-// where the product of scale and number is a float32 number. Numbers are not shifted to the lowest bits of their words: each
-// place has a scale of its own, smaller by a power of two.
+// What LANES outputs' numbers that share a scale stand for, in float32. It is exact where the product of scale and number is
+// a float32 number. Numbers stay at their places of a word, but for the last one: each place has a scale of its own, smaller
+// by a power of two.
 template <int BITS>
 struct Widened {
     static constexpr int EACH = 32 / BITS;  // numbers of a word
@@ -172,9 +164,10 @@ struct Widened {
     // `at`: of the scale and the minimum; what lies `ahead` further will be wanted soon.
     Widened(const Matrix& weight, int64_t at, int64_t ahead) {
         const Floats scale = load_scale(weight.scales, at, weight.wide, ahead);
-        zero = weight.minima ? load_scale(weight.minima, at, weight.wide, ahead) : scale * -float(LIFT);
+        lift = weight.minima ? 0 : LIFT;
+        zero = weight.minima ? load_scale(weight.minima, at, weight.wide, ahead) : FUSES ? scale * -lift : Floats{};
 #pragma GCC unroll 8
-        for (int i = 0; i < EACH; i++) scales[i] = scale / float(i < EACH - 1 ? 1u << (BITS * i) : 1);
+        for (int i = 0; i < EACH; i++) scales[i] = scale / one(i);
     }
 
     // Words from memory, with LIFT added to each of their signed numbers: so they begin with 0.
@@ -188,8 +181,14 @@ struct Widened {
     Floats operator()(Ints words, int place) const {
         const int i = place / 2 + place % 2 * (EACH / 2);
         const Ints number = i < EACH - 1 ? words & ((1 << BITS) - 1) << (BITS * i) : (Ints)((Unsigned)words >> (32 - BITS));
-        return fused(zero, __builtin_convertvector(number, Floats), scales[i]);
+        const Floats x = __builtin_convertvector(number, Floats);
+        return FUSES ? fused(zero, x, scales[i]) : (x - lift * one(i)) * scales[i] + zero;
     }
+
+   private:
+    float lift;  // of numbers where a product is rounded before it is added: there `zero` cannot have it
+
+    static float one(int i) { return i < EACH - 1 ? 1u << (BITS * i) : 1; }  // in the place i
 };
 
 // Adds to ROWS rows of `out`, from row `row` and column `c` on, what a part of k gives; the first part is added to `start`.
@@ -288,12 +287,20 @@ void rows_times_few_bits(const float* a, const Matrix& weight, int p, const Star
     }
 }
 
-void rows_times_few_bits(const float* a, const Fixed&, const Matrix& weight, int p, const Start& start, float* out, int rows,
+// As these say: float32 rows, or those of bfloat16, which are `fixed` then.
+template <typename T>
+void rows_times_few_bits(const T* a, const Fixed& fixed, const Matrix& weight, int p, const Start& start, float* out, int rows,
                          int n, int k) {
-    if (weight.bits == 8)
-        rows_times_few_bits<8>(a, weight, p, start, out, rows, n, k);
+    const auto times = [&](auto own) {
+        if (weight.bits == 8)
+            rows_times_few_bits<8>(own, weight, p, start, out, rows, n, k);
+        else
+            rows_times_few_bits<4>(own, weight, p, start, out, rows, n, k);
+    };
+    if constexpr (std::is_same_v<T, float>)
+        times(a);
     else
-        rows_times_few_bits<4>(a, weight, p, start, out, rows, n, k);
+        times(fixed);
 }
 
 }  // namespace

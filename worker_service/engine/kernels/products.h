@@ -22,7 +22,14 @@ constexpr int PANEL = 32;       // outputs whose weights lie together: [k / STEP
 constexpr int MOST_ROWS = REGISTERS == 16 ? 6 : 8;  // at a time: each weight is read once for all of them
 constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
 
-// sum + a * b, rounded once. A compiler that is free to fuse them may do so for some numbers of rows and not for others.
+// Whether `fused` rounds once.
+#if defined(__FMA__) || !defined(__x86_64__)
+constexpr bool FUSES = true;
+#else
+constexpr bool FUSES = false;
+#endif
+
+// sum + a * b. A compiler that is free to fuse them may do so for some numbers of rows and not for others.
 Floats fused(Floats sum, Floats a, Floats b) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
