@@ -15,6 +15,7 @@ from worker_service.capacity import model_class, read_config, summary
 from worker_service.engine.cut import cut
 from worker_service.engine.decoder import NativeDecoder
 from worker_service.engine.llama import Llama
+from worker_service.engine.packed import PackedLinear
 from worker_service.engine.parallel import Ranks
 from worker_service.engine.shape import text_config
 from worker_service.engine.types import Place
@@ -42,6 +43,7 @@ class LoadedModel:
     dtype: torch.dtype
     refused: Mapping[str, str] = field(default_factory=dict)  # our engine serves all that the interface has
     caveats: Sequence[str] = ()
+    weights: str = "whole"  # or a kind of few bits (small_weights.py)
 
 
 def load(
@@ -93,6 +95,7 @@ def load(
         eos_ids=_eos_ids(model, tokenizer),
         device=where,
         dtype=number,
+        weights="whole" if weights == "auto" else weights,
     )
 
 
@@ -115,6 +118,7 @@ def load_light(folder: Path, dtype: torch.dtype, block_tokens: int, weights: str
         eos_ids=eos_ids(folder, config, tokenizer),
         device=model.device,
         dtype=dtype,
+        weights="stored" if any(isinstance(part, PackedLinear) for part in model.modules()) else "whole",
     )
 
 

@@ -60,7 +60,7 @@ async def _loaded(settings: Settings, model: LoadedModel, group: Sharers | None)
         model=model,
         context_tokens=lambda: context_tokens,
         max_draft=settings.most_drafts,
-        about={"dtype": str(model.dtype), "device": str(model.device), "weights": settings.weights},
+        about={"dtype": str(model.dtype), "device": str(model.device), "weights": model.weights},
     )
 
 

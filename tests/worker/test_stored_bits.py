@@ -35,6 +35,7 @@ def test_in_float32_they_are_taken_unasked_and_change_no_bit(folder: Path, tmp_p
     assert whole is not None
     assert {part.packed.bits for part in small.model.modules() if hasattr(part, "packed")} == {4, 8}
     assert not any(hasattr(part, "packed") for part in whole.model.modules())
+    assert (small.weights, whole.weights) == ("stored", "whole")
     assert small.fingerprint == whole.fingerprint
 
     assert torch.equal(logits(small.model), logits(whole.model))
@@ -79,6 +80,7 @@ def test_a_model_that_transformers_reads_has_them_unasked_if_the_native_decoder_
     small, whole = own_engine.load_share(settings, None), load(str(scaled), "cpu", "float32")
     assert type(small.model).__name__ == "LlamaForCausalLM"
     assert {part.packed.bits for part in small.model.modules() if hasattr(part, "packed")} == {4, 8}
+    assert (small.weights, whole.weights) == ("stored", "whole")
     assert small.fingerprint == whole.fingerprint
     assert torch.equal(logits(small.model), logits(whole.model))
 
