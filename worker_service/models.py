@@ -122,29 +122,24 @@ def load_light(folder: Path, dtype: torch.dtype, block_tokens: int, weights: str
     )
 
 
-def load_alone(folder: Path, dtype: torch.dtype, block_tokens: int, weights: str) -> LoadedModel:
-    """As `load`, on the CPU, for a worker that shares the model with nobody. `weights`: stored, or auto, of which
-    weights_taken says what it means. The fingerprint does not tell it, for workers with either may serve together."""
+def load_alone(folder: Path, dtype: torch.dtype, block_tokens: int, weights: str, taken: str) -> LoadedModel:
+    """As `load`, on the CPU, for a worker that shares the model with nobody. `weights`: auto or stored; `taken`: what
+    weights_taken makes of it. The fingerprint does not tell that, for workers with either may serve together."""
     if light := load_light(folder, dtype, block_tokens, weights):
         return light
-    name, taken = str(dtype).removeprefix("torch."), weights_taken(folder, dtype, block_tokens, weights)
-    if taken != weights:
-        try:
-            loaded = load(str(folder), "cpu", name, weights=taken)
-            return replace(loaded, fingerprint=fingerprint(folder, weights))
-        except ModelError as error:  # what nobody has asked for
-            _log.warning("weights are taken whole: %s", error)
-    return load(str(folder), "cpu", name, weights=weights)
+    loaded = load(str(folder), "cpu", str(dtype).removeprefix("torch."), weights=taken)
+    return loaded if taken == weights else replace(loaded, fingerprint=fingerprint(folder, weights))
 
 
 def weights_taken(folder: Path, dtype: torch.dtype, block_tokens: int, weights: str) -> str:
-    """The kind of weights that `load_alone` takes: where it says auto, stored if there are such and that is faster. In
-    float32 it changes no bit of what the native decoder computes. Raises ModelError."""
+    """The kind of weights for `load_alone`: where it says auto, stored if there are such and that is faster. In float32
+    it changes no bit of what the native decoder computes. Raises ModelError."""
     if weights != "auto" or not few_bits_pay(dtype):
         return weights
     try:
         few = kept(folder)
-    except ModelError:
+    except ModelError as error:
+        _log.warning("weights are taken whole: %s", error)
         return weights
     light = light_config(folder)
     if not few or not NativeDecoder.takes(light or read_config(folder), block_tokens, dtype):

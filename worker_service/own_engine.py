@@ -2,6 +2,7 @@
 service says already that this worker is coming."""
 
 import asyncio
+import logging
 import signal
 from functools import partial
 
@@ -96,8 +97,14 @@ def _load(settings: Settings, ranks: Ranks) -> LoadedModel:
     )
     alone = device.type == "cpu" and ranks.size == place.size == 1 and settings.attention == "auto"
     if alone and settings.weights in ("auto", "stored"):
-        check(weights=weights_taken(folder, dtype, settings.block_tokens, settings.weights))
-        return load_alone(folder, dtype, settings.block_tokens, settings.weights)
+        taken = weights_taken(folder, dtype, settings.block_tokens, settings.weights)
+        check(weights=taken)
+        try:
+            return load_alone(folder, dtype, settings.block_tokens, settings.weights, taken)
+        except ModelError as error:
+            if taken == settings.weights:
+                raise
+            logging.getLogger(__name__).warning("weights are taken whole: %s", error)  # nobody has asked for others
     check(weights=settings.weights)
     if place.size > 1:
         return load(str(folder), str(device), settings.dtype, place=place)

@@ -77,12 +77,28 @@ def _fill(model: Any, source: Source, folder: Path) -> None:
             model.set_submodule(owner, PackedEmbedding(Packed(found), dtype))
     table = model.get_input_embeddings()
     if getattr(model.config, "tie_word_embeddings", False):
+        _check_tied(model, source, folder)
         if isinstance(table, PackedEmbedding):
             model.set_output_embeddings(PackedLinear(head, table.packed))
         else:
             head.weight = table.weight
     if missing := sorted(name for name, own in model.named_parameters() if own.is_meta):
         raise ModelError(f"{folder}: {len(missing)} weights are not in its files; the first is {missing[0]}")
+
+
+def _check_tied(model: Any, source: Source, folder: Path) -> None:
+    """Transformers does not tie a head of the files that is not the embeddings, whatever the configuration says."""
+    parts = model.get_output_embeddings(), model.get_input_embeddings()
+    named = {id(module): f"{name}.weight" for name, module in model.named_modules()}
+    head, table = (source.get(named[id(part)]) for part in parts)
+    if head and table and not torch.equal(_numbers(head()), _numbers(table())):
+        raise ModelError(
+            f"{folder}: its head is not its embeddings, though its configuration ties them: take whole weights"
+        )
+
+
+def _numbers(found: torch.Tensor | Groups) -> torch.Tensor:
+    return found.weight() if isinstance(found, Groups) else found.float()
 
 
 def _whole(folder: Path) -> dict[str, Callable[[], torch.Tensor]]:

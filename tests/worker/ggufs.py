@@ -21,9 +21,9 @@ KINDS = {"attn_q": "Q4_1", "attn_k": "Q4_0", "attn_v": "Q8_0", "attn_output": "Q
 KINDS |= {"ffn_gate": "Q4_1", "ffn_up": "Q5_1", "ffn_down": "Q4_0", "token_embd": "Q8_0"}
 
 
-def make_converted(folder: Path) -> Path:
+def make_converted(folder: Path, *, tied: bool = True) -> Path:
     """A tiny model of a GGUF with weights of several kinds; the GGUF lies beside it."""
-    make_tiny_model(folder)
+    make_tiny_model(folder, tied=tied)
     write_gguf(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
     model.hf_quantizer = None

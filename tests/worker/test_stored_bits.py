@@ -86,15 +86,30 @@ def test_a_model_that_transformers_reads_has_them_unasked_if_the_native_decoder_
 
 
 @pytest.mark.skipif(native.kernels() is None, reason="few bits are for native kernels")
+def test_a_head_that_is_not_the_embeddings_stays_so_whatever_the_configuration_says(tmp_path: Path) -> None:
+    said = make_converted(tmp_path / "said", tied=False)
+    config = json.loads((said / CONFIG).read_text())
+    (said / CONFIG).write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    settings = Settings(model=str(said), device="cpu", dtype="float32", block_tokens=16)
+    loaded = own_engine.load_share(settings, None)
+    assert loaded.weights == "whole"
+    assert torch.equal(logits(loaded.model), logits(load(str(said), "cpu", "float32").model))
+    refused(said, "stored", "its head is not its embeddings")
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="few bits are for native kernels")
 def test_a_damaged_file_that_nobody_asked_for_is_left_alone(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = shutil.copytree(folder, tmp_path / "broken")
     tensors, about = load_file(broken / STORED), safe_open(broken / STORED, "pt").metadata()
     name = "model.layers.0.self_attn.v_proj.weight.scales"
     save_file(tensors | {name: tensors[name][:2]}, broken / STORED, about)
+    asked: list[str] = []
+    monkeypatch.setattr(own_engine, "check_memory", lambda *_, weights, **__: asked.append(weights))
     settings = Settings(model=str(broken), device="cpu", dtype="float32", block_tokens=16)
     model = own_engine.load_share(settings, None).model
+    assert asked == ["stored", "auto"]
     assert not any(hasattr(part, "packed") for part in model.modules())
     assert "weights are taken whole" in caplog.text
 

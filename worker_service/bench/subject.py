@@ -11,7 +11,7 @@ import torch
 from worker_service.bench import synthetic
 from worker_service.drafters import make_drafter
 from worker_service.engine.drafting.drafter import Drafter
-from worker_service.models import LoadedModel, choose_device, choose_dtype, load, load_alone
+from worker_service.models import LoadedModel, choose_device, choose_dtype, load, load_alone, weights_taken
 from worker_service.prompts import PromptError, encode, read_prompts
 from worker_service.pull import resolve
 
@@ -62,7 +62,8 @@ def _from_files(options: Namespace) -> Subject:
 
     def served() -> LoadedModel:
         if target.device.type == "cpu":
-            return load_alone(Path(directory), target.dtype, BLOCK_TOKENS, "auto")
+            taken = weights_taken(Path(directory), target.dtype, BLOCK_TOKENS, "auto")
+            return load_alone(Path(directory), target.dtype, BLOCK_TOKENS, "auto", taken)
         return load(directory, str(target.device), dtype)
 
     def assistant() -> dict[str, Any]:

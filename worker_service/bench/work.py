@@ -182,7 +182,7 @@ def _tuned(engine: Engine, about: Subject, batch: int, options: Namespace, bar: 
     In the service the scheduler chooses, for each request and round; one length for all is the least that it can do.
     """
     systems = {str(length): Ours(engine, length, waves=options.waves) for length in _TRIED}
-    batches = list(_batches(about.tuning, batch * options.waves, 1 if batch < _PROMPTS else 2))
+    batches = list(_batches(about.tuning, batch * options.waves, 1 if batch * options.waves < _PROMPTS else 2))
     task = bar.add_task(f"draft length at batch {batch}", total=len(systems) * (len(batches) + 1))
     race(systems, batches[:1], options.tokens // 4 + 1, partial(bar.advance, task))
     answers = race(systems, batches, options.tokens, partial(bar.advance, task))

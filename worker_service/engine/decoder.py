@@ -65,6 +65,8 @@ class NativeDecoder:
         where it may turn out that it does not."""
         if not isinstance(config, LlamaConfig) and not set(config.architectures or ()) & set(_FAMILY):
             return False
+        if getattr(config, "hidden_act", "silu") != "silu" or len(set(getattr(config, "layer_types", None) or ())) > 1:
+            return False
         shapes = attention_shapes(config)
         heads = (n * shape.dim for shape in shapes for n in (shape.heads, shape.kv_heads))
         fits = all(n % native.PANEL == 0 for n in (config.hidden_size, config.intermediate_size, *heads))

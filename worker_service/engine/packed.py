@@ -138,7 +138,11 @@ class PackedEmbedding(torch.nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """All rows [n, k] anew."""
-        return self.forward(torch.arange(self.packed.outputs))
+        result = torch.empty(self.packed.outputs, self.packed.inputs, dtype=self._dtype)
+        for begin in range(0, len(result), 4096):  # each part takes several times its size for a moment
+            rows = torch.arange(begin, min(begin + 4096, len(result)))
+            result[rows] = self.forward(rows)
+        return result
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """[...] to [..., k]."""
