@@ -188,6 +188,7 @@ def test_too_little_memory_is_said_with_numbers_before_anything_is_loaded(
     folder = make_tiny_model(tmp_path)
     monkeypatch.setattr(capacity, "free_bytes", lambda device: 3 * 2**20)
     monkeypatch.setattr(process, "load", lambda *_, **__: "loaded")
+    monkeypatch.setattr(process, "load_alone", lambda *_: "loaded")
     with pytest.raises(
         ModelError, match=r"too little memory: .* but cpu has 0.00 GiB free; set kv_tokens to (\d+)"
     ) as found:
@@ -205,6 +206,7 @@ def test_memory_of_a_drafter_counts(kind: str, tiny: Tiny, tmp_path: Path, monke
     drafter = make_tiny_model(tmp_path) if kind == "a model" else make_eagle(tmp_path, tiny.model)
     monkeypatch.setattr(capacity, "free_bytes", lambda device: 3 * 2**20)
     monkeypatch.setattr(process, "load", lambda *_, **__: "loaded")
+    monkeypatch.setattr(process, "load_alone", lambda *_: "loaded")
 
     def refused(kv_tokens: int, drafter: str) -> str:
         try:
