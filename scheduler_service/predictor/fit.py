@@ -18,7 +18,7 @@ SHRINKAGES = (2.0, 10.0, 100.0)  # of the location's ridge, in squared weights; 
 CALM = (10.0,)  # for the other two, which have less to say
 LEAST_ERROR = 0.05  # of ln(tokens), so that a perfect guess has a logarithm
 STEPS, ALIKE_STEPS = 5, 200  # of expectation-maximisation; the cheap one comes first, and is where the other begins
-_MOST_STEPS = 400  # of conjugate gradients; of 4,096 requests they took 41
+GRADIENT_STEPS = 400  # of conjugate gradients at most; 4,096 requests took 41
 DENSE = 256  # up to so many columns, as simulations have, are solved outright; more by conjugate gradients
 DRAFTS = 32  # with so many a request's own acceptance is as sure as requests are alike
 
@@ -153,7 +153,7 @@ def _solved(rows: Any, mean: Floats, shrinkage: float, sure: Floats, wanted: Flo
         told = sure * (rows @ weights - mean @ weights)
         return np.asarray(rows.T @ told - mean * told.sum() + shrinkage * weights)
 
-    weights, _ = cg(LinearOperator((len(mean), len(mean)), squares), wanted, rtol=1e-4, maxiter=_MOST_STEPS)
+    weights, _ = cg(LinearOperator((len(mean), len(mean)), squares), wanted, rtol=1e-4, maxiter=GRADIENT_STEPS)
     return np.asarray(weights)
 
 

@@ -30,7 +30,7 @@ from worker_service.prompts import PromptError
 
 _PROMPTS = 6  # answered in one repetition, at least: two of each kind
 _TRIED = (0, 1, 2, 3, 4, 6, 8)  # draft lengths
-_CLEARLY = 1.05  # times the rate without drafts: a short race is as noisy
+_CLEARLY = 1.05  # times the rate without drafts; rates of a short race are about as noisy
 _PIPE_WIDTH = 140  # of the table where there is no terminal to ask
 
 
@@ -190,8 +190,8 @@ def _tuned(engine: Engine, about: Subject, batch: int, options: Namespace, bar: 
 
 
 def chosen(rates: Mapping[int, float]) -> int:
-    """The draft length of the greatest rate; 0 unless that is clearly faster, for the greatest of several noisy rates
-    is above its own mean."""
+    """The draft length of the greatest rate, if that is clearly above the rate without drafts; else 0. Rates are noisy,
+    and the greatest of several is most likely too high."""
     best = max(rates, key=lambda length: rates[length])
     return best if rates[best] > _CLEARLY * rates[0] else 0
 

@@ -24,7 +24,7 @@ class BlockPlan:
     """Of the ranges of a pass, which follow each other without gaps."""
 
     def __init__(self, ranges: Sequence[QueryRange], block_tokens: int) -> None:
-        self.block_tokens = block_tokens
+        self._size = block_tokens
         self.begin, self.n, self.start = np.array([r[:3] for r in ranges], np.int32).reshape(-1, 3).T
         self.blocks = (self.start + self.n - 1) // block_tokens + 1  # of each range, up to its last token
         self.source = np.array([r.source for r in ranges], np.int32)
@@ -40,20 +40,20 @@ class BlockPlan:
     @property
     def last_block_tokens(self) -> Ints:
         """[ranges]: how many tokens of the last block there are, from 1 on."""
-        return (self.start + self.n - 1) % self.block_tokens + 1
+        return (self.start + self.n - 1) % self._size + 1
 
     def places(self) -> tuple[Ints, Ints]:
         """Of each token of the pass: its block, and its place there."""
         owner = np.repeat(np.arange(len(self.n), dtype=np.int32), self.n)
         at = np.arange(len(owner), dtype=np.int32) + (self.start - self.begin)[owner]
-        return self.indices[self.offsets[owner] + at // self.block_tokens], at % self.block_tokens
+        return self.indices[self.offsets[owner] + at // self._size], at % self._size
 
     def copies(self) -> tuple[Ints, Ints, Ints]:
         """Of each token that a range has of its source: the block where it is, the block where the range's own table
         has it, and its place in either. Some are tokens of this pass."""
         owner = np.flatnonzero(self.source >= 0)
-        counts = self.start[owner] % self.block_tokens
-        to = self.indices[self.offsets[owner] + self.start[owner] // self.block_tokens]
+        counts = self.start[owner] % self._size
+        to = self.indices[self.offsets[owner] + self.start[owner] // self._size]
         places = np.arange(counts.sum(), dtype=np.int32) - np.repeat(_from_zero(counts)[:-1], counts)
         return np.repeat(self.source[owner], counts), np.repeat(to, counts), places
 
