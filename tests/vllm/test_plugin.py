@@ -23,12 +23,14 @@ from laps_sd_vllm.watching import MEASURED, OTHERS
 from scheduler_service.core.beliefs import FleetAcceptance
 from scheduler_service.core.types import RequestClass
 from scheduler_service.learned import decode
+from scheduler_service.predictor import installed
 from scheduler_service.sim.side_by_side import QUESTION
 from tests.vllm.drive import add, run_all, step
 from tests.vllm.play import Way, toy_core, ways
 from tests.vllm.toy import NoKv, TwoGroups, continued
 
 PLUGIN = "laps_sd_vllm.LapsSdScheduler"
+needs_scipy = pytest.mark.skipif(not installed(), reason="the predictor learns with scipy, an extra here")
 QUIET = {"learned": False, "compare": False, "predictor": "none"}
 
 
@@ -249,10 +251,9 @@ def test_plans_that_take_too_long_three_times_running_end_in_stock_order(did: Co
     assert told.why == "3 plans in a row took over 1e-06 ms"
 
 
+@needs_scipy
 def test_what_was_learned_is_kept(tmp_path: Path, did: Counter[str]) -> None:
     asked = {"predictor": "online", "learned": str(tmp_path / "kept.learned"), "mode": "order", "slots": 4}
-    pytest.importorskip("threadpoolctl")
-    pytest.importorskip("scipy")
     core = plugin(**asked)
     serve(core, did, 40)
     core.scheduler.shutdown()
@@ -308,9 +309,8 @@ def test_each_rank_keeps_a_file_of_its_own(tmp_path: Path) -> None:
     assert scheduler._learned(tmp_path, 0) != scheduler._learned(tmp_path, 1)
 
 
+@needs_scipy
 def test_models_are_fitted_beside_the_engine(did: Counter[str]) -> None:
-    pytest.importorskip("threadpoolctl")
-    pytest.importorskip("scipy")
     core = plugin(predictor="online")
     serve(core, did, 40)
     background = core.scheduler.advice._background
