@@ -191,7 +191,8 @@ def test_a_made_up_model_needs_no_files(monkeypatch: pytest.MonkeyPatch, tmp_pat
     bench(monkeypatch, *flags, "--json", str(file))
     ours = json.loads(file.read_text())["rows"][0]
     assert ours["accepted_per_drafted"] == 1
-    assert ours["acceptance_length"] > 3
+    assert ours["acceptance_length"] == pytest.approx(1 + ours["drafted_per_round"])
+    assert ours["drafted_per_round"] > 0  # how many it drafts follows the clock
 
 
 @pytest.mark.parametrize(
