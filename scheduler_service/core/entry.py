@@ -208,6 +208,7 @@ class Worker:
     draining: bool = False  # it wants to end: no request is placed on it any more
     full_at: float | None = None  # when its last round ended, if no slot was vacant
     planned: int = 0  # plans made for it
+    reports: int = 0  # of rounds, that it has sent
     obeyed_plan: int = -1  # the last one that it is known to have carried out
     listed: dict[str, int] = field(default_factory=dict)  # may be under way there: the last plan that lists each
     quarantined: tuple[str, ...] = ()  # suspects that were given it to themselves
@@ -216,6 +217,7 @@ class Worker:
     round_tokens: int = field(init=False)  # that a request may get in one round
     drafted_elsewhere: tuple[Entry, ...] = ()  # by its last plan
     left_out: tuple[str, ...] = ()  # requests that its last plan had no memory for; they may have gone since
+    spare: tuple[object, Key | None] = ((), None)  # where a search for one that another worker may claim begins
 
     def __post_init__(self) -> None:
         self.memory_tokens = self.up.blocks * self.up.block_tokens

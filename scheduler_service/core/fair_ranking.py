@@ -23,9 +23,11 @@ FEW_GROUPS = 4
 class FairRanking:
     """`changes`: those of the classes and flows."""
 
-    __slots__ = ("_equals", "_front", "_groups", "_length")
+    __slots__ = ("_changes", "_equals", "_front", "_groups", "_length", "_moves")
 
     def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self._moves = 0
         self._groups: dict[Key, Ranking] = {}  # none is empty
         self._length = 0
         self._equals = Equals()  # of few groups
@@ -69,10 +71,16 @@ class FairRanking:
             self.add(new)
 
     def _changed(self, name: Key, old: Key | None, new: Key | None) -> None:
+        self._moves += 1
         self._equals.changed(name, old, new)
         self._front.changed(name, old, new)
 
     # ---- the order ----
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one whenever the order may be another one."""
+        return self._moves, self._changes.count if len(self._groups) > 1 else 0
 
     @property
     def groups(self) -> Collection[Key]:

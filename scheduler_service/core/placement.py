@@ -15,6 +15,7 @@ from scheduler_service.core.ranking import Key
 SPARES = 8  # listed at most beside those that run: more than end in a round or two, and each costs every plan
 FEW_PLANS_SPARES = 4  # under `few_plans` one for so many slots, if those are more: one plan is to last several rounds
 LOOKED_AT = 64  # requests without a worker, when it is asked whether an idle worker could run one
+PASSED_OVER = 32  # requests that a worker keeps, in a search for one that another worker may claim
 GROUPS = 16  # that the suspects of a death are divided into: rounds alone are slow, and deaths slower
 
 
@@ -164,7 +165,7 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
     last = batch[-1].key if len(batch) == worker.up.slots else None  # None: a slot would idle
     best: Entry | None = None
     for donor, slots in _donors(fleet, name):
-        first = donor.ranking.at(slots)
+        first = donor.ranking.at(slots) if last is None else _spare(fleet, donor, slots)
         if first is None or (last is not None and first >= last) or (best is not None and first >= best.key):
             continue  # so for most donors: to list those that wait there would cost more
         for key in donor.ranking.beyond(slots):
@@ -175,6 +176,26 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
                 best = entry
                 break
     return _waiting_for_memory(fleet, worker) if best is None and last is None else best
+
+
+def _spare(fleet: Fleet, donor: Worker, slots: int) -> Key | None:
+    """A key that no request goes before of those that wait at `donor` without KV there. None: there are none.
+
+    It is kept until the worker reports or is planned for, or the order of its requests changes: with many workers most
+    keys stay what they were from one plan to the next.
+    """
+    now = slots, donor.reports, donor.planned, donor.ranking.version
+    before, key = donor.spare
+    if before != now:
+        key = None
+        for passed, key in enumerate(donor.ranking.beyond(slots), 1):
+            entry = fleet.entries[key[-1]]
+            if passed == PASSED_OVER or not (entry.state is State.RUNNING or entry.blocks or entry.offloaded):
+                break
+        else:
+            key = None
+        donor.spare = now, key
+    return key
 
 
 def _waiting_for_memory(fleet: Fleet, worker: Worker) -> Entry | None:

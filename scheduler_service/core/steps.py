@@ -18,6 +18,7 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
     known = fleet.known
     worker = fleet.workers[step.worker]
     worker.free_blocks = step.free_blocks
+    worker.reports += 1
     fleet.load.step_done(worker, step, fleet.draft_len, now)
     worker.obeyed(worker.planned if step.plan is None else step.plan)
     ran, stopped, deferred = _ran(fleet, step)

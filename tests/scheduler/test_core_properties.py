@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scheduler_service.core.core import Core
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.load import Sum
+from scheduler_service.core.placement import claimable
 from scheduler_service.core.types import (
     Cancelled,
     Effect,
@@ -107,6 +108,17 @@ class SimFleet:
         assert len(self.core.fleet.unplaced) == homes.count(None)
         assert self.core.fleet.load.by_class == reserved(self.core)
         self.check_counts()
+        self.check_claims()
+
+    def check_claims(self) -> None:
+        """Where a search for a request of another worker begins is kept; one that begins anew finds the same."""
+        fleet = self.core.fleet
+        for name, worker in fleet.workers.items():
+            batch = [fleet.entries[key[-1]] for key in worker.ranking.first(worker.up.slots)]
+            found = claimable(fleet, name, batch)
+            for donor in fleet.workers.values():
+                donor.spare = (), None
+            assert claimable(fleet, name, batch) is found
 
     def check_counts(self) -> None:
         """What is kept incrementally for those who watch is what a look at every request would find."""

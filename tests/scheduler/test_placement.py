@@ -1,7 +1,9 @@
 """Whom a worker lists, what it takes from others, what it is to forget, and who plans when a request comes."""
 
-from scheduler_service.core.placement import SPARES, called_for, idle_beside_work
-from scheduler_service.core.types import Held, RequestClass, Submitted
+import pytest
+
+from scheduler_service.core.placement import SPARES, called_for, claimable, idle_beside_work
+from scheduler_service.core.types import Held, RequestClass, StepDone, Submitted
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
 
 
@@ -54,6 +56,26 @@ def test_of_what_waits_at_another_a_worker_without_idle_slots_takes_one_at_a_tim
     queue.fleet.entries["c"].home = queue.fleet.entries["d"].home = "one"
     assert [run.id for run in queue.plan("other").schedule] == ["c", "e", "f"]
     assert [run.id for run in queue.plan("other").schedule] == ["c", "d", "e", "f"]
+
+
+@pytest.mark.parametrize("by", ["a report", "a plan"])
+def test_a_request_that_loses_its_kv_may_be_claimed_though_its_place_stays(by: str) -> None:
+    """Where the search begins is kept, but neither beyond a report of its worker nor beyond a plan for it."""
+    queue = core("fcfs")
+    one = FakeWorker(queue, dict.fromkeys("abc", 9), name="one", slots=2)
+    one.submit("a", "b", "c")
+    one.step()
+    other = FakeWorker(queue, {"d": 9}, name="other")
+    other.submit("d")
+    queue.fleet.place(entry := queue.fleet.entries["c"], "one")
+    queue.fleet.place(last := queue.fleet.entries["d"], "other")
+    entry.blocks = 1
+    assert claimable(queue.fleet, "other", [last]) is None
+    entry.blocks = 0
+    queue.observe(StepDone("one", (), 1000, 1.0, partial=True), 2.0) if by == "a report" else queue.fleet.workers[
+        "one"
+    ].plan(())
+    assert claimable(queue.fleet, "other", [last]) is entry
 
 
 def test_a_request_calls_for_a_plan_if_it_is_to_run_next_or_spares_are_missing() -> None:
