@@ -59,8 +59,7 @@ def test_attention_over_blocks_is_plain_attention(
 ) -> None:
     torch.manual_seed(0)
     attention = attention_of(kind, dtype, block_tokens, dim)
-    if kind is NativeAttention:
-        attention._data[0].fill_(torch.nan)  # a broken request may have left anything in the blocks
+    attention._data[0].fill_(torch.nan)  # a broken request may have left anything in the blocks
     options = Options(0.2, window, softcap, torch.randn(6).to(dtype) if sinks else None)
     tables = [array("i", [7, 2, 30, 9]), array("i", [1, 0, 3]), array("i", [11])]
     rounds = [[40, 1, 9], [1, 20, 3], [5, 5, 1], [17, 16, 1]]  # tokens of each text in each round

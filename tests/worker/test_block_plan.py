@@ -38,6 +38,17 @@ def test_every_token_has_its_place_and_every_range_its_blocks(random: Random, bl
     assert plan.first_tokens[-1] == sum(each.n for each in ranges)
 
 
+def test_a_block_is_begun_by_the_pass_that_writes_its_first_token_or_copies_it() -> None:
+    old, new, fork = (array("i", table) for table in ([1, 2], [3, 4, 5], [1, 6]))
+    ranges = [
+        QueryRange(0, 2, 5, old),
+        QueryRange(2, 9, 0, new),
+        QueryRange(11, 1, 6, fork, 2),
+        QueryRange(12, 1, 4, old),
+    ]
+    assert BlockPlan(ranges, 4).begun().tolist() == [3, 4, 5, 2, 6]
+
+
 @given(random=st.randoms(use_true_random=False), block_tokens=st.sampled_from([1, 4, 16, 64]))
 def test_groups_hold_every_range_once_and_padding_at_most_doubles_what_is_gathered(
     random: Random, block_tokens: int

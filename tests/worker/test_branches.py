@@ -174,7 +174,7 @@ def test_a_range_with_a_source_attends_as_if_its_text_were_the_only_one(
 
     def attention() -> PagedAttention:
         made = paged_attention([shape], 512, 12, 32, torch.device("cpu"), dtype, kind)
-        made._data[0][:].fill_(float("nan") if kind == "auto" else 9.0)  # a block holds what an earlier request left
+        made._data[0][:].fill_(torch.nan)  # a block holds what an earlier request left
         if before:
             made.begin([QueryRange(0, before, 0, array("i", [0, 1, 2]))])
             made.attend(*past, 0, Options(0.2, 0, 0.0, None))

@@ -7,9 +7,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from tests.gpu.repeated import Repeated
 from tests.worker.harness import Driver, Tiny
 from tests.worker.test_drafters import head_drafter
 from worker_service.engine.drafting.drafter import Price
+from worker_service.engine.graphs import Graphs
 from worker_service.engine.types import Admission, Finish, Limits, Run, Sampling, Skip, StepResult
 from worker_service.engine.warm_up import measure
 
@@ -21,6 +23,26 @@ def run_one(tiny: Tiny, limits: Limits, prompt: str = "The quick brown fox", sam
     driver.admit("r", tiny.prompt(prompt), limits, sampling)
     driver.finish_all()
     return driver
+
+
+@pytest.mark.parametrize("attention", ["torch", "graphs"])
+def test_what_a_broken_request_leaves_in_memory_reaches_no_other(tiny: Tiny, attention: str) -> None:
+    """Its keys and values are no numbers, and the next request has its blocks."""
+    broken, prompt, limits = 5, tiny.prompt("The quick brown fox"), Limits(max_tokens=12, ignore_eos=True)
+    with patch.object(Graphs, "kind", Repeated):
+        driver = Driver(tiny.engine(attention=attention, blocks=6))
+        embedding = driver.engine.target._model.get_input_embeddings()
+        embedding.register_forward_hook(lambda _, ids, out: out.masked_fill((ids[0] == broken)[..., None], torch.nan))
+        driver.admit("broken", [broken] * 40, limits)
+        driver.finish_all()
+        driver.forget_all()
+        driver.admit("next", prompt, limits)
+        driver.finish_all()
+    assert driver.finished == {"broken": Finish.ERROR, "next": Finish.LENGTH}
+    alone = Driver(tiny.engine())
+    alone.admit("next", prompt, limits)
+    alone.finish_all()
+    assert driver.outputs["next"] == alone.outputs["next"]
 
 
 def free_text(tiny: Tiny, tokens: int = 24) -> list[int]:

@@ -8,6 +8,7 @@ import ctypes
 import itertools
 from abc import ABC, abstractmethod
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -184,8 +185,10 @@ class TorchAttention(PagedAttention):
     ) -> None:
         if device.type == "cuda":  # of newer GPUs torch would ask cuDNN first, which makes a plan for every new shape
             torch.backends.cuda.enable_cudnn_sdp(False)
-        # Masked entries must be finite, so zeros.
-        data = [torch.zeros(_memory(shape, blocks, block_tokens), device=device, dtype=dtype) for shape in shapes]
+        sizes = [_memory(shape, blocks, block_tokens) for shape in shapes]
+        self._alike = {size: torch.zeros(n, *size, device=device, dtype=dtype) for size, n in Counter(sizes).items()}
+        layers = {size: iter(alike) for size, alike in self._alike.items()}
+        data = [next(layers[size]) for size in sizes]
         super().__init__(data, longest)
         self._block_tokens, self._device, self._ragged = block_tokens, device, ragged
         self._copies: list[torch.Tensor] | None = None  # of this pass, as BlockPlan.copies has them
@@ -198,19 +201,27 @@ class TorchAttention(PagedAttention):
         if self._ragged:
             self._ragged.begin(plan)
         groups = [] if self._ragged else [plan.padded(group) for group in plan.groups(self._SHORT)]
-        everything = [*plan.places(), *plan.copies(), *itertools.chain(*groups), *also]
-        self._new_blocks, self._new_offsets, *others = sent_together(everything, self._device)
+        everything = [plan.begun(), *plan.places(), *plan.copies(), *itertools.chain(*groups), *also]
+        begun, self._new_blocks, self._new_offsets, *others = sent_together(everything, self._device)
+        self.clear(begun)
         copies, others = others[:3], others[3:]
         self._copies = copies if len(copies[0]) else None
         kept = Kept()
         self._groups = [Group(others[3 * i : 3 * i + 3], self._block_tokens, kept) for i in range(len(groups))]
         return others[3 * len(groups) :]
 
+    def clear(self, blocks: torch.Tensor) -> None:
+        """Before a pass writes the first token of these. What masks hide is multiplied by 0, so it must be finite, and
+        the text before may have left anything."""
+        if len(blocks):
+            for layers in self._alike.values():
+                layers.index_fill_(2, blocks, 0)
+
     def begin_padded(
         self, blocks: torch.Tensor, offsets: torch.Tensor, positions: torch.Tensor, tables: torch.Tensor, requests: int
     ) -> torch.Tensor:
-        """As `begin`, of numbers that are on the device: as many tokens and blocks for each request, and no sources.
-        Returns the numbers of all tokens."""
+        """As `begin`, of numbers that are on the device: as many tokens and blocks for each request, and no sources;
+        what is begun was cleared. Returns the numbers of all tokens."""
         self._new_blocks, self._new_offsets, self._copies = blocks, offsets, None
         every = torch.arange(len(blocks), device=self._device)
         numbers = [x.view(requests, -1) for x in (every, positions, tables)]

@@ -57,6 +57,11 @@ class BlockPlan:
         places = np.arange(counts.sum(), dtype=np.int32) - np.repeat(_from_zero(counts)[:-1], counts)
         return np.repeat(self.source[owner], counts), np.repeat(to, counts), places
 
+    def begun(self) -> Ints:
+        """Blocks whose first token is written by this pass: all that they hold is what a former text left."""
+        (blocks, offsets), (_, copied, places) = self.places(), self.copies()
+        return np.concatenate([blocks[offsets == 0], copied[places == 0]])
+
     def groups(self, short: int) -> list[Ints]:
         """Ranges that are computed together: of at most `short` tokens those of about the same past, each longer one by
         itself. A group's shortest past has more than half as many blocks as its longest: padding at most doubles it."""

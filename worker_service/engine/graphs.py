@@ -146,11 +146,17 @@ class Graphs:
     kind: type[Any] = CudaGraph  # tests have another, for devices that record nothing
 
     def __init__(
-        self, compute: Callable[[PaddedRound, Size], Results], block_tokens: int, spare: int, device: torch.device
+        self,
+        compute: Callable[[PaddedRound, Size], Results],
+        clear: Callable[[torch.Tensor], None],
+        block_tokens: int,
+        spare: int,
+        device: torch.device,
     ) -> None:
         """`compute`: the pass of a round whose numbers are on the device; of no other memory may it take its input.
-        `spare`: the block of KV that no request has."""
-        self._compute, self._block_tokens, self._spare, self._device = compute, block_tokens, spare, device
+        `clear`: blocks that a round begins, before it. `spare`: the block of KV that no request has."""
+        self._compute, self._clear, self._block_tokens, self._spare = compute, clear, block_tokens, spare
+        self._device = device
         self._rows: list[torch.Tensor] = []  # where every graph writes its results: they count until the next one does
         self._known: OrderedDict[Size, _Known] = OrderedDict()
         self._rounds, self._off = 0, False
@@ -165,7 +171,9 @@ class Graphs:
         if size not in self._known and not self._has_place():
             return None
         round_ = padded(plan, ids, size, self._spare)
-        numbers, chosen = sent_together([np.concatenate(round_), round_.places[list(wanted)]], self._device)
+        everything = [plan.begun(), np.concatenate(round_), round_.places[list(wanted)]]
+        begun, numbers, chosen = sent_together(everything, self._device)
+        self._clear(begun)
         results: Results | None
         if known := self._known.get(size):
             self._known.move_to_end(size)
@@ -195,9 +203,10 @@ class Graphs:
         try:
             graph = self.kind(lambda: self._kept(self._compute(parts, size)), self._device, like)
             for rows in self._rows:  # which the same work has just written, not yet as a graph
-                rows.fill_(torch.nan)
+                rows.fill_(torch.finfo(rows.dtype).max)  # not NaN: a broken text has that
             results: Results = graph.replay()
-            if not any(bool(x[parts.places, 0].isnan().any()) for x in results if x is not None):
+            unwritten = [(x[parts.places, 0] == torch.finfo(x.dtype).max).any() for x in results if x is not None]
+            if not any(map(bool, unwritten)):
                 self._known[size] = _Known(numbers, parts.places, graph, self._rounds)
                 return results
             problem = "what was recorded does not write its results"

@@ -92,7 +92,9 @@ class Target:
         else:
             self._attention.take_over(self._model)
         if attention == "graphs":
-            self._graphs = Graphs(self._padded, block_tokens, spare=blocks, device=self.device)
+            assert isinstance(self._attention, TorchAttention)
+            clear = self._attention.clear
+            self._graphs = Graphs(self._padded, clear, block_tokens, spare=blocks, device=self.device)
         return BlockPool(blocks, block_tokens)
 
     def expose(self, layers: Sequence[int]) -> None:
