@@ -229,7 +229,7 @@ def _encode(request: inference_pb2.GenerateRequest, model: TextModel, special: b
     for number, message in enumerate(messages):
         if message["role"] not in ROLES:
             role = message["role"][:32]
-            raise BadInput("chat", f"messages[{number}]: unknown role {role!r}; known are {', '.join(ROLES)}")
+            raise BadInput("chat", f"unknown role {role!r} of message {number}; known are {', '.join(ROLES)}")
     chat = request.chat
     if chat.continue_final_message and chat.add_generation_prompt:
         raise BadInput("chat.continue_final_message", "not together with add_generation_prompt")

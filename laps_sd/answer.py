@@ -23,14 +23,15 @@ def show(
 ) -> None:
     """Prints the answer to stdout. `after`: the request outlives a pause of the service, and Ctrl-C. This is printed to
     stderr if the command ends before it. Raises typer.Exit."""
-    begun = False
+    begun = came = False
 
     async def answer(client: AsyncClient) -> AsyncIterator[Chunk]:
-        nonlocal begun
+        nonlocal begun, came
         if after:  # the client itself would wait for half a minute
             await listens(server, api_key, ca, LISTENS_S)
         begun = True
         async for chunk in ask(client):
+            came = came or bool(chunk.text)
             yield chunk
 
     def tell_after(condition: str = "") -> None:
@@ -41,7 +42,8 @@ def show(
         completion = asyncio.run(_stream(AsyncClient(server, api_key=api_key, ca=ca), answer, echo=not as_json))
     except RequestError as error:
         hint = " (use --raw for a model without a chat template)" if _lacks_template(error) else ""
-        typer.echo(f"laps-sd: {error.code.name}: {error.message}{hint}", err=True)
+        broken = "the answer was broken off: " if came else ""
+        typer.echo(f"laps-sd: {broken}{error.code.name}: {error.message}{hint}", err=True)
         if isinstance(error, NotServing | Lost):  # others end the request as well
             tell_after("if the service has it, ")
         raise typer.Exit(1) from error

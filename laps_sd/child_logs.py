@@ -6,8 +6,12 @@ from datetime import UTC, datetime
 
 _REDIS = re.compile(r"\d+:[A-Z] \d+ \w+ \d+ [\d:.]+ (?P<mark>[.*#-]) (?P<words>.*)")
 _LEVELS = {".": "debug", "-": "debug", "*": "info", "#": "warning"}
-# What Redis says as a warning at each healthy start and end. It never forks for a snapshot here.
-_HEALTHY = re.compile(r"WARNING Memory overcommit must be enabled|(Redis|Valkey) is now ready to exit")
+# What Redis says as a warning at each healthy start and end, some versions more than others. It never forks for a
+# snapshot here.
+_HEALTHY = re.compile(
+    r"WARNING Memory overcommit must be enabled|(Redis|Valkey) is now ready to exit|User requested shutdown"
+    r"|oO0OoO0OoO0Oo (Redis|Valkey) is starting|(Redis|Valkey) version=|Configuration loaded|Server initialized"
+)
 
 
 def as_entry(child: str, line: bytes) -> bytes:

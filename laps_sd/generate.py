@@ -82,6 +82,9 @@ def generate(
         raise typer.BadParameter("a raw prompt takes no system message", param_hint="--system")
     if logprobs is not None and not as_json:
         raise typer.BadParameter("log-probabilities are printed with --json alone", param_hint="--logprobs")
+    forms = {"--json-schema": json_schema, "--regex": regex, "--choice": choice}
+    if len(given := [name for name, form in forms.items() if form]) > 1:
+        raise typer.BadParameter("give one of them at most", param_hint=" and ".join(given))
     from laps_sd.answer import show
 
     text = _stdin() if prompt == "-" else prompt

@@ -34,8 +34,10 @@ def new(
                 lines.seek(max(0, lines.seek(0, os.SEEK_END) - 1))
                 unended = lines.read(1) not in (b"", b"\n")  # some editors leave out the last line break
                 lines.write(b"\n" * unended + line.encode() + b"\n")
-    except (ValueError, OSError) as error:
-        fail(error, file if isinstance(error, OSError) else None)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="TENANT") from None
+    except OSError as error:
+        fail(error, file)
     typer.echo(f"key: {made}")
     typer.echo(f"line: {line}")
 

@@ -119,7 +119,8 @@ class Options:
     data_dir: Annotated[
         Path | None,
         Flag(
-            "For the Redis that it starts; keeps queued requests. Default: one per --grpc-port, none for port 0.",
+            "For the Redis that it starts; keeps queued requests. "
+            "Default: ~/.local/share/laps-sd/redis/PORT, by --grpc-port; none for port 0.",
             "scheduler",
             metavar="DIR",
         ),

@@ -94,7 +94,7 @@ class Stack:
         async with self.client() as client, asyncio.timeout(READY_TIMEOUT_S):
             now = before = (await client.stats()).epoch  # each leader has a higher one
             for child in self.children:
-                if child.name == SCHEDULER:
+                if child.name.startswith(SCHEDULER):
                     words = list(child.command.arguments)
                     words[words.index("--policy") + 1] = policy
                     child.replace(replace(child.command, arguments=words))
@@ -106,6 +106,8 @@ class Stack:
 
     async def stop(self) -> None:
         """Stops the gateway first, which lets its requests end, then workers, drafters, schedulers and Redis."""
+        told = {"words": "answers under way may end; Ctrl-C again ends all", "event": "ending", "level": "info"}
+        emit_entry(self._emit, "up", json.dumps({"service": "up"} | told).encode() + b"\n")
         for prefix in ("gateway", "worker", "drafter", "scheduler", "redis"):
             await asyncio.gather(*(child.stop() for child in self.children if child.name.startswith(prefix)))
 
@@ -133,7 +135,7 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
     ):
         scheduler = ",".join(f"{HOST}:{port}" for port in ports[: options.schedulers])
         services = [
-            *(scheduler_command(options, port, redis_url) for port in ports[: options.schedulers]),
+            *(scheduler_command(options, port, redis_url, i) for i, port in enumerate(ports[: options.schedulers])),
             *(drafter_command(options, i, port, small) for i, port in enumerate(drafters)),
             *(worker_command(options, i, scheduler, model) for i in range(options.workers)),
             gateway_command(options, grpc_port, http_port, scheduler),
@@ -165,7 +167,7 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
                 await stack.stop()
 
 
-def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
+def scheduler_command(options: Options, port: int, redis_url: str, number: int = 0) -> Command:
     policy_set = [word for setting in options.policy_set for word in ("--policy-set", setting)]
     arguments = _python("scheduler_service", "--host", HOST, "--port", port)
     arguments += ["--policy", options.policy, *policy_set, *_tls(options, "scheduler")]
@@ -181,7 +183,7 @@ def scheduler_command(options: Options, port: int, redis_url: str) -> Command:
         arguments.append("--standby")
     # Not a flag, since every user of the machine can list flags, and the URL may hold a password.
     environment = _further(options, "scheduler") | {"LAPS_SD_SCHEDULER_REDIS_URL": redis_url}
-    return Command(SCHEDULER, arguments, environment)
+    return Command(f"{SCHEDULER}-{number}" if options.schedulers > 1 else SCHEDULER, arguments, environment)
 
 
 def worker_command(options: Options, index: int, scheduler: str, model: Path) -> Command:

@@ -45,10 +45,10 @@ def _terms(where: str, settings: list[str]) -> Terms:
             values[_BOUNDS[name]] = bound
         else:
             known = (
-                f"weight with a number from {_LEAST_WEIGHT:f} to {_MOST_WEIGHT:.0f}, {', '.join(_BOUNDS)} with one "
-                f"over 0, class with one of {', '.join(_CLASSES)}, drafts with one of {', '.join(_DRAFTS)}"
+                f"weight with a number from {_LEAST_WEIGHT:f} to {_MOST_WEIGHT:.0f}; {', '.join(_BOUNDS)} with one "
+                f"over 0; class with one of {', '.join(_CLASSES)}; drafts with one of {', '.join(_DRAFTS)}"
             )
-            raise ValueError(f"{where}: {setting!r} is not NAME=VALUE; known are {known}")
+            raise ValueError(f"{where}: {setting!r} is no setting; known are {known}")
     return Terms(**values)
 
 

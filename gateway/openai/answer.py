@@ -10,11 +10,13 @@ from gateway.chunk import Chunk
 from gateway.openai.choice import Choice
 from protos.times import seconds
 
+TIMES = ("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second")
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one body. `started`: when it was asked, on the monotonic clock, in seconds. `prompt_tokens` counts each prompt
-    once, however many choices continue it."""
+    """Of one body. `started`: when it was asked, on the monotonic clock, in seconds; None: it is resumed, so that its
+    times are not known. `prompt_tokens` counts each prompt once, however many choices continue it."""
 
     id: str
     model: str
@@ -22,7 +24,7 @@ class Answer:
     choices: Sequence[Choice]
     prompt_tokens: int
     created: int
-    started: float
+    started: float | None
 
     def whole(self) -> dict[str, Any]:
         """Once all choices have ended."""
@@ -76,7 +78,13 @@ class Answer:
         }
 
     def metrics(self) -> dict[str, Any]:
-        """Under vLLM's names. Of several choices: the first token of any, the longest time, the sum of counts."""
+        """Under vLLM's names. Of several choices: the first token of any, the shortest wait before it, the sum of
+        counts."""
+        return self._times() | {"speculative_decoding": self._speculation()}
+
+    def _times(self) -> dict[str, float | None]:
+        if self.started is None:
+            return dict.fromkeys(TIMES)
         figures = [choice.figures for choice in self.choices]
         begun = [(each.first_s, each.last_s, each.tokens) for each in figures if each.first_s is not None]
         first_s = min((first for first, _, _ in begun), default=time.monotonic())
@@ -88,10 +96,9 @@ class Answer:
         return {
             "time_to_first_token_ms": _ms(first_s - self.started),
             "generation_time_ms": _ms(last_s - first_s),
-            "queue_time_ms": _ms(max(queues, default=0.0)),
+            "queue_time_ms": _ms(min(queues, default=0.0)),
             "mean_itl_ms": _ms(generating_s / between) if between else None,
             "tokens_per_second": round(sum(each.tokens for each in figures) / spent, 3) if spent > 0 else None,
-            "speculative_decoding": self._speculation(),
         }
 
     def _speculation(self) -> dict[str, Any]:

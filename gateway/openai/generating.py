@@ -127,7 +127,7 @@ class Generating:
             choices=choices,
             prompt_tokens=sum(stream.prompt_tokens for stream in streams[:: asked.choices]),
             created=int(time.time()),
-            started=self._started,
+            started=self._started if asked.requests else None,
         )
 
 

@@ -61,14 +61,16 @@ def callable_in(body: Chat) -> MayCall:
 
 
 def told(may: MayCall) -> str:
-    """The system message about them; empty where there is nothing to choose: the form of the answer suffices."""
-    if may.only or not may.functions:
+    """The system message about them; empty where there are none."""
+    if not may.functions:
         return ""
     described = (
         {"name": each.name, "description": each.description or "", "parameters": each.parameters}
         for each in may.functions
     )
     lines = [json.dumps(each, ensure_ascii=False) for each in described]
+    if may.only:
+        return "\n".join(["Your answer calls this function:", *lines, "Write its arguments as JSON and nothing else."])
     form = f'{MARK}{_NAME}NAME{_ARGUMENTS}{{"PARAMETER": VALUE}}{_END}'
     how = f"To call one, write {form} and nothing after it. You are then told its result."
     return "\n".join(["These functions can be called:", *lines, how + " Call one now." * may.must])

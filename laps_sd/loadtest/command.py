@@ -215,11 +215,12 @@ def _jobs(
     if workload is None:
         jobs = own(requests or REQUESTS, seed)
         return jobs if max_tokens is None else [replace(job, max_tokens=max_tokens) for job in jobs]
+    timed = rate is None and concurrency is None
     try:
-        timed = rate is None and concurrency is None
         jobs = read_workload(workload, arrivals=timed, lengths=False, note=partial(typer.echo, err=True))
     except WorkloadError as error:
-        raise typer.BadParameter(str(error), param_hint="--workload") from None
+        hint = "; or give --rate or --concurrency" if timed and "arrival_s" in str(error) else ""
+        raise typer.BadParameter(f"{error}{hint}", param_hint="--workload") from None
     return jobs[:requests]
 
 

@@ -132,16 +132,17 @@ def rescaled(
 
 
 def clipped(jobs: Sequence[Job], context_tokens: int, max_tokens: int) -> tuple[list[Job], int]:
-    """The jobs, cut to fit the context, and how many were cut. Texts stay: only the server knows their tokens.
-    `max_tokens`: as in `plan`.
+    """The jobs, cut to fit the context, and how many were cut. Texts stay: only the server knows their tokens. An
+    output that leaves them nothing gets half the context. `max_tokens`: as in `plan`.
 
-    First the prompt is cut, but not below half the context; then the output.
+    Of others the prompt is cut first, but not below half the context; then the output.
     """
     fitting, cut = [], 0
     for job in jobs:
         prompt, output = 0 if job.prompt else job.prompt_tokens, asked_tokens(job, max_tokens)
         if prompt + output > context_tokens or output >= context_tokens:
-            output = min(output, max(int(CONTEXT_SHARE * context_tokens), context_tokens - max(1, prompt)))
+            rest = 0 if job.prompt else context_tokens - max(1, prompt)
+            output = min(output, max(int(CONTEXT_SHARE * context_tokens), rest))
             prompt = job.prompt_tokens if job.prompt else min(prompt, context_tokens - output)
             job = replace(job, prompt_tokens=prompt)
             job = replace(job, output_tokens=output) if job.output_tokens else replace(job, max_tokens=output)

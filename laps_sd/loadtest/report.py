@@ -15,7 +15,8 @@ _BODY = jinja2.Template(
     """{% if not results.kept_up %}<p class="bad">{{ late }}.</p>{% endif %}
 <div class="wide"><table><tr><th></th>{% for column in columns %}<th>{{ column }}</th>{% endfor %}</tr>
 {% for name, title in times.items() %}<tr><td>{{ title }}</td>
-{% for column in columns %}<td>{{ duration(results[column ~ "_" ~ name ~ "_ms"]) }}</td>{% endfor %}</tr>
+{% for column in columns %}
+<td>{{ duration(results[column ~ "_" ~ name ~ "_ms"]) if results.completed else "-" }}</td>{% endfor %}</tr>
 {% endfor %}</table></div>
 <div class="wide"><table>
 {% for title, value in figures.items() %}<tr><td>{{ title }}</td><td>{{ value }}</td></tr>

@@ -75,7 +75,7 @@ def table(results: Mapping[str, Any]) -> Group:
     """The figures of results.py as tables."""
     times = FittedTable(
         [Column(f"{'ms':{TITLE_WIDTH}}", left=True), *(Column(f"{kind:>9}", LEAVES[kind]) for kind in KINDS)],
-        [[title, *(f"{results[f'{kind}_{name}_ms']:,.1f}" for kind in KINDS)] for name, title in TITLES.items()],
+        [[title, *(_ms(results[f"{kind}_{name}_ms"]) for kind in KINDS)] for name, title in TITLES.items()],
     )
     rest = Table(box=None, show_header=False, pad_edge=False)
     rest.add_column(min_width=TITLE_WIDTH, overflow="fold")
@@ -85,11 +85,16 @@ def table(results: Mapping[str, Any]) -> Group:
     return Group(times, "", rest)
 
 
+def _ms(time_ms: float | None) -> str:
+    return "-" if time_ms is None else f"{time_ms:,.1f}"
+
+
 def figures(results: Mapping[str, Any]) -> dict[str, str]:
     """All figures but the times, as text, by title."""
     errors = ", ".join(f"{count} {name}" for name, count in results["errors"].items())
     shown = {
         "completed, failed": f"{results['completed']}, {results['failed']}" + (f" ({errors})" if errors else ""),
+        **({"first error": results["first_error"]} if errors else {}),
         "seconds": f"{results['duration']:,.1f}",
         "requests/s": f"{results['request_throughput']:,.2f}",
     }
@@ -103,7 +108,7 @@ def figures(results: Mapping[str, Any]) -> dict[str, str]:
         "tokens in, out": f"{results['total_input_tokens']:,}, {results['total_output_tokens']:,}",
         "in flight at most": f"{results['max_concurrent_requests']:,}",
     }
-    if "preemptions_per_request" in results:
+    if "preemptions_per_request" in results and results["completed"]:
         rate, length = results["spec_decode_acceptance_rate"], results["spec_decode_acceptance_length"]
         shown["acceptance"] = f"{rate:.1f} % of drafts, {length:.2f} tokens a drafting round"
         shown["preemptions a request"] = f"{results['preemptions_per_request']:.2f}"

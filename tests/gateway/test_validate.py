@@ -29,7 +29,7 @@ BAD = [
     ({"prompt": LONG}, "prompt: 202 tokens leave no room"),
     ({"prompt": "x" * 4001}, "prompt: 4001 bytes; at most 4000"),
     ({"chat": chat()}, "chat: must have at least one message"),
-    ({"chat": chat(("robot", "hi"))}, "chat: messages[0]: unknown role 'robot'"),
+    ({"chat": chat(("robot", "hi"))}, "chat: unknown role 'robot' of message 0; known are"),
     ({"chat": chat(("user", "hi"), ("system", "late"))}, "chat: the model's template refuses"),
     ({"chat": chat(("user", LONG))}, "chat: "),
     ({"chat": chat(*[("user", "")] * 1000)}, "chat: 8000 bytes; at most 4000"),

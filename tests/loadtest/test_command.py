@@ -174,4 +174,4 @@ def test_a_file_without_arrivals_needs_a_rate(tmp_path: Path) -> None:
     ran = CliRunner().invoke(
         app, ["loadtest", "--workload", workload(tmp_path, {"prompt": "Hi"})], env={"COLUMNS": "200", "TERM": "dumb"}
     )
-    assert "arrival_s: is missing" in ran.output
+    assert "arrival_s: is missing; or give --rate or --concurrency" in ran.output

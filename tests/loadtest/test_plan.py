@@ -82,6 +82,11 @@ def test_without_an_output_length_the_bound_is_what_must_fit(
     assert cut == ((prompt, own) != fitting)
 
 
+def test_an_output_as_long_as_the_context_leaves_a_text_half_of_it() -> None:
+    (job,), cut = clipped([Job("a", 0.0, 5, 0, max_tokens=1000, prompt="some text")], 100, max_tokens=30)
+    assert (job.prompt_tokens, job.max_tokens, cut) == (5, 50, 1)
+
+
 def test_a_text_is_not_clipped_for_what_its_tokens_may_be() -> None:
     job = Job("a", 0.0, 5000, 40, prompt="some text")
     assert clipped([job], context_tokens=100, max_tokens=30) == ([job], 0)

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from laps_sd.loadtest.record import Tally
+from laps_sd.loadtest.record import Record, Tally
 from laps_sd.loadtest.results import summarise
 from laps_sd.loadtest.show import Bar, table
 from tests.loadtest.moved import Scripted, planned, records_of
@@ -37,6 +37,17 @@ def test_the_table_names_what_went_wrong() -> None:
     shown = printed(summarise(records, {}, ours=False))
     assert "1, 1 (1 RESOURCE_EXHAUSTED)" in shown
     assert "TOO LATE" in shown
+
+
+def test_where_nothing_completed_there_is_no_time_but_the_reason() -> None:
+    refused = Record(0, 0.0, 0.0, end_s=1.0, error="INVALID_ARGUMENT: max_tokens: at most 9")
+    results = summarise([refused], {}, ours=True)
+    assert {value for name, value in results.items() if name.endswith(("_ttft_ms", "_e2el_ms"))} == {None}
+    shown = printed(results)
+    (latency,) = [line for line in shown.splitlines() if line.startswith("latency")]
+    assert set(latency.split()[1:]) == {"-"}
+    assert refused.error in shown
+    assert "acceptance" not in shown
 
 
 def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_number() -> None:

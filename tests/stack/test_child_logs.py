@@ -33,7 +33,16 @@ def test_words_become_an_entry(line: bytes, level: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["WARNING Memory overcommit must be enabled! Without it, ...", "Valkey is now ready to exit, bye bye..."]
+    "words",
+    [
+        "WARNING Memory overcommit must be enabled! Without it, ...",
+        "oO0OoO0OoO0Oo Redis is starting oO0OoO0OoO0Oo",
+        "Redis version=7.0.15, bits=64, commit=00000000, modified=0, pid=7, just started",
+        "Configuration loaded",
+        "Server initialized",
+        "User requested shutdown...",
+        "Valkey is now ready to exit, bye bye...",
+    ],
 )
 def test_what_redis_says_at_a_healthy_start_and_end_alarms_nobody(words: str) -> None:
     line = f"7:M 22 Nov 2026 18:54:36.913 # {words}\n".encode()

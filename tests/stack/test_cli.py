@@ -78,6 +78,11 @@ def test_completion_knows_commands_and_flags() -> None:
         (["generate"], "laps-sd: Missing argument 'prompt'.\n"),
         (["up", "--slots", "many"], "laps-sd: Invalid value for '--slots': Input should be a valid integer"),
         (["up", "--slot", "2"], "laps-sd: No such option: --slot"),
+        (
+            ["generate", "hi", "--regex", "a", "--choice", "b"],
+            "laps-sd: Invalid value for --regex and --choice: give one",
+        ),
+        (["key", "new", "bad/name"], "laps-sd: Invalid value for TENANT: tenant: a tenant's name has 1 to 64"),
     ],
 )
 def test_wrong_usage_is_one_sentence(words: list[str], sentence: str) -> None:

@@ -57,8 +57,9 @@ def test_the_scheduler_understands_its_flags() -> None:
 
 def test_of_several_schedulers_each_may_stand_by() -> None:
     for schedulers in (1, 2):
-        command = scheduler_command(Options(schedulers=schedulers), 7001, "unix:///r.sock")
+        command = scheduler_command(Options(schedulers=schedulers), 7001, "unix:///r.sock", 1)
         assert understood(SchedulerSettings, command)["standby"] == (schedulers > 1)
+        assert command.name == ("scheduler-1" if schedulers > 1 else "scheduler")
 
 
 def test_a_worker_understands_its_flags() -> None:

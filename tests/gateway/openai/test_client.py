@@ -200,7 +200,7 @@ async def test_a_late_error_of_a_stream_is_raised() -> None:
 
 async def test_a_function_is_called() -> None:
     tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-    async with asking() as (at, client):
+    async with asking(context_tokens=2048) as (at, client):
         call = client.chat.completions.create(model="tiny", messages=HELLO, tools=tools, tool_choice="required")
         said = await answer(at, call, '{"a":1}')
         (called,) = said.choices[0].message.tool_calls

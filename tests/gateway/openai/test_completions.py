@@ -242,7 +242,8 @@ async def test_a_resumed_stream_has_them_only_from_the_beginning_on() -> None:
             await at.link.next("follow")
             await at.link.delta(submit, 0, tokens[:1], logprobs=scored(prompt))
             await at.link.delta(submit, 1, tokens[1:], ending=ending())
-            said = [each["choices"][0] for each in events(await task)[:-1] if each["choices"]]
+            every = events(await task)[:-1]
+            said = [each["choices"][0] for each in every if each["choices"]]
             assert sum("prompt_logprobs" in each for each in said) == told
 
 

@@ -264,10 +264,17 @@ async def test_what_the_user_says_behind_a_result_is_a_message_of_its_own_only_w
         assert prompt.endswith(f"<tool_response>sunny</tool_response>{between}and now?\n")
 
 
-@pytest.mark.parametrize("choice", ["none", NAMED])
-def test_where_there_is_nothing_to_choose_it_is_told_nothing(choice: Any) -> None:
-    asked = request.of_chat(body(tool_choice=choice), "r")
+def test_where_it_may_call_nothing_it_is_told_of_nothing() -> None:
+    asked = request.of_chat(body(tool_choice="none"), "r")
     assert [message.role for message in asked.requests[0].chat.messages] == ["user"]
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": NAMED}, {"tool_choice": "required", "tools": [WEATHER]}])
+def test_of_the_only_function_that_it_may_call_it_is_told_what_the_arguments_mean(fields: dict[str, Any]) -> None:
+    told, _ = request.of_chat(body(**fields), "r").requests[0].chat.messages
+    assert told.role == "system"
+    assert json.dumps(WEATHER["function"]["parameters"]) in told.content
+    assert told.content.endswith("Write its arguments as JSON and nothing else.")
 
 
 def test_earlier_calls_and_what_came_of_them_are_part_of_the_conversation() -> None:
