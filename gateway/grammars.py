@@ -5,6 +5,7 @@ nothing stops a thread."""
 import json
 import math
 import random
+import re
 import resource
 import sys
 import time
@@ -18,6 +19,7 @@ ERROR_CHARS = 1000  # errors quote the grammar
 CPU_S = 2  # for one grammar; the kernel ends the process at the next whole second
 WALK_TOKENS = 24
 IMPOSSIBLE = "no text can have this structure"
+_BAD_REGEX = re.compile(r"(invalid regex \"[^\n]*\") \(in regex\):.*\nerror: ([^\n]+)", re.DOTALL)
 
 
 def problem(tokenizer: LLTokenizer, grammar: str) -> str:
@@ -37,6 +39,8 @@ def problem(tokenizer: LLTokenizer, grammar: str) -> str:
     error = matcher.get_error()
     if error.startswith("NoExtension"):
         return IMPOSSIBLE
+    if found := _BAD_REGEX.search(error):  # the rest shows places in a grammar that nobody wrote
+        error = f"{found[1]}: {found[2]}"
     return " ".join(error.removesuffix("<non-verbose/>").split())[:ERROR_CHARS]
 
 
