@@ -40,7 +40,7 @@ def drain(
         with Client(server, api_key=api_key, ca=ca) as client:
             remaining = client.drain_worker(worker, force=force)
     except RequestError as error:
-        hint = "; --force drains it" if isinstance(error, Incompatible) else ""
+        hint = " (--force)" if isinstance(error, Incompatible) else ""
         typer.echo(f"laps-sd: {error.code.name}: {error.message}{hint}", err=True)
         raise typer.Exit(1) from error
     typer.echo(f"{worker} drains; {remaining} remaining")

@@ -53,7 +53,7 @@ def parse_apart(text: str) -> Apart:
         try:
             values[name] = {"true": True, "false": False}[value] if kinds[name] is bool else kinds[name](value)
         except (KeyError, ValueError):
-            raise ValueError(f"{name}: {value!r} is not a {kinds[name].__name__}") from None
+            raise ValueError(f"{name}: {value!r} is no {kinds[name].__name__}") from None
     return Apart(**values)  # type: ignore[arg-type]
 
 

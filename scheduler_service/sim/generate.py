@@ -88,7 +88,7 @@ def parse_synthetic(text: str) -> Synthetic:
         try:
             values[name] = {"true": True, "false": False}[value] if kinds[name] is bool else kinds[name](value)
         except (KeyError, ValueError):
-            raise WorkloadError(f"synthetic: {name}: {value!r} is not a {kinds[name].__name__}") from None
+            raise WorkloadError(f"synthetic: {name}: {value!r} is no {kinds[name].__name__}") from None
     try:
         return Synthetic(**values)  # type: ignore[arg-type]
     except ValueError as error:

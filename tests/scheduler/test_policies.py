@@ -169,7 +169,7 @@ def test_who_is_blind_takes_every_acceptance_for_the_usual_one(name: str) -> Non
         ("gsa", "first_phase_tokens=0", "first_phase_tokens must be at least 1"),
         ("laps-sd", "speed=1", "'speed=1' is not name=value with a setting of laps-sd"),
         ("laps-sd", "queues", "'queues' is not name=value"),
-        ("laps-sd", "queues=many", "'queues=many' is not a int"),
+        ("laps-sd", "queues=many", "'queues=many' is no int"),
         ("laps-sd", "queues=0", "queues must be from 1 to 16"),
         ("laps-sd", "epsilon=nan", "epsilon must be from 0 to 1"),
         ("laps-sd", "window=33", "window must be from 1 to 32"),

@@ -86,7 +86,7 @@ def test_acceptance_that_was_recorded_stays() -> None:
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("speed=1", "'speed' is not a setting"), ("load=fast", "load: 'fast' is not a float"), ("load=0", "load must be")]
+    [("speed=1", "'speed' is not a setting"), ("load=fast", "load: 'fast' is no float"), ("load=0", "load must be")]
     + [(f"sigma={sigma}", "sigma must be") for sigma in ("1000", "-inf", "nan")],
 )
 def test_a_wrong_setting_is_refused_by_name(text: str, complaint: str) -> None:

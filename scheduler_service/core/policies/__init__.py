@@ -90,4 +90,4 @@ def _parse(setting: str, text: str, default: object) -> object:
             return {"true": True, "false": False}[text.lower()]
         return type(default)(text)  # type: ignore[call-arg]
     except (KeyError, ValueError):
-        raise ValueError(f"policy-set: {setting!r} is not a {type(default).__name__}") from None
+        raise ValueError(f"policy-set: {setting!r} is no {type(default).__name__}") from None
