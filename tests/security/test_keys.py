@@ -153,7 +153,7 @@ def test_the_command_adds_a_line_of_its_own(file: Path, before: str) -> None:
 
 def test_the_command_refuses_a_name_that_is_none() -> None:
     result = CliRunner().invoke(app, ["key", "new", "a tenant"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "A-Z a-z 0-9" in result.output
 
 
