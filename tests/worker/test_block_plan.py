@@ -38,15 +38,20 @@ def test_every_token_has_its_place_and_every_range_its_blocks(random: Random, bl
     assert plan.first_tokens[-1] == sum(each.n for each in ranges)
 
 
-def test_a_block_is_begun_by_the_pass_that_writes_its_first_token_or_copies_it() -> None:
-    old, new, fork = (array("i", table) for table in ([1, 2], [3, 4, 5], [1, 6]))
-    ranges = [
-        QueryRange(0, 2, 5, old),
-        QueryRange(2, 9, 0, new),
-        QueryRange(11, 1, 6, fork, 2),
-        QueryRange(12, 1, 4, old),
-    ]
-    assert BlockPlan(ranges, 4).begun().tolist() == [3, 4, 5, 2, 6]
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60), st.booleans()), min_size=1, max_size=6))
+def test_a_block_is_begun_by_what_writes_or_copies_its_first_token_and_does_not_fill_it(
+    texts: list[tuple[int, int, bool]],
+) -> None:
+    size, ranges, expected = 16, list[QueryRange](), list[int]()
+    for number, (n, start, forks) in enumerate(texts):
+        source = 999 if forks and start % size else -1
+        table = array("i", range(number * 10, number * 10 + 10))
+        ranges.append(QueryRange(sum(r.n for r in ranges), n, start, table, source))
+        given = range(start - start % size if source >= 0 else start, start + n)  # tokens of the text
+        for block, first in enumerate(range(0, 10 * size, size)):
+            if first in given and first + size - 1 not in given:
+                expected.append(table[block])
+    assert BlockPlan(ranges, size).begun().tolist() == expected
 
 
 @given(random=st.randoms(use_true_random=False), block_tokens=st.sampled_from([1, 4, 16, 64]))

@@ -211,7 +211,7 @@ class TorchAttention(PagedAttention):
         return others[3 * len(groups) :]
 
     def clear(self, blocks: torch.Tensor) -> None:
-        """Before a pass writes the first token of these. What masks hide is multiplied by 0, so it must be finite, and
+        """Before a pass that begins these and does not fill them. What masks hide is multiplied by 0, so it must be finite, and
         the text before may have left anything."""
         if len(blocks):
             for layers in self._alike.values():

@@ -58,9 +58,11 @@ class BlockPlan:
         return np.repeat(self.source[owner], counts), np.repeat(to, counts), places
 
     def begun(self) -> Ints:
-        """Blocks whose first token is written by this pass: all that they hold is what a former text left."""
-        (blocks, offsets), (_, copied, places) = self.places(), self.copies()
-        return np.concatenate([blocks[offsets == 0], copied[places == 0]])
+        """Blocks that this pass begins to write or copy and does not fill: the rest of them is what a former text left.
+        A range has one at most, its last."""
+        end = self.start + self.n
+        begins = (end // self._size * self._size >= self.start) | (self.source >= 0)
+        return self.indices[self.offsets[1:] - 1][begins & (end % self._size > 0)]
 
     def groups(self, short: int) -> list[Ints]:
         """Ranges that are computed together: of at most `short` tokens those of about the same past, each longer one by
