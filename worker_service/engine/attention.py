@@ -211,8 +211,8 @@ class TorchAttention(PagedAttention):
         return others[3 * len(groups) :]
 
     def clear(self, blocks: torch.Tensor) -> None:
-        """Before a pass that begins these and does not fill them. What masks hide is multiplied by 0, so it must be finite, and
-        the text before may have left anything."""
+        """Before a pass that begins these and does not fill them. What masks hide is multiplied by 0, so it must be
+        finite, and the text before may have left anything."""
         if len(blocks):
             for layers in self._alike.values():
                 layers.index_fill_(2, blocks, 0)

@@ -121,8 +121,10 @@ def padded(plan: BlockPlan, ids: Sequence[int], size: Size, spare: int) -> Padde
         return result
 
     blocks, offsets = plan.places()
+    # No request's table has the spare block: a broken text's padding writes there what is no number.
     tables = np.full((size.requests, size.blocks), spare)
-    tables[:requests, : plan.blocks.max()] = plan.padded(np.arange(requests, dtype=np.int32))[2]
+    own = plan.padded(np.arange(requests, dtype=np.int32))[2]
+    tables[:requests] = np.pad(own, ((0, 0), (0, size.blocks - own.shape[1])), mode="edge")
     return PaddedRound(
         ids=spread(ids),
         positions=spread(plan.start[owner] + within),
