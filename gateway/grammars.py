@@ -19,7 +19,7 @@ ERROR_CHARS = 1000  # errors quote the grammar
 CPU_S = 2  # for one grammar; the kernel ends the process at the next whole second
 WALK_TOKENS = 24
 IMPOSSIBLE = "no text can have this structure"
-_BAD_REGEX = re.compile(r"(invalid regex \"[^\n]*\") \(in regex\):.*\nerror: ([^\n]+)", re.DOTALL)
+_BAD_REGEX = re.compile(r"invalid regex (\"[^\n]*\") \(in regex\):.*\nerror: ([^\n]+)", re.DOTALL)
 
 
 def problem(tokenizer: LLTokenizer, grammar: str) -> str:
@@ -40,7 +40,7 @@ def problem(tokenizer: LLTokenizer, grammar: str) -> str:
     if error.startswith("NoExtension"):
         return IMPOSSIBLE
     if found := _BAD_REGEX.search(error):  # the rest shows places in a grammar that nobody wrote
-        error = f"{found[1]}: {found[2]}"
+        error = f"invalid regex: {found[2]}, in {found[1]}"
     return " ".join(error.removesuffix("<non-verbose/>").split())[:ERROR_CHARS]
 
 

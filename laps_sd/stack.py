@@ -106,7 +106,7 @@ class Stack:
 
     async def stop(self) -> None:
         """Stops the gateway first, which lets its requests end, then workers, drafters, schedulers and Redis."""
-        told = {"words": "answers under way may end; Ctrl-C again ends all", "event": "ending", "level": "info"}
+        told = {"words": "answers under way may go on; Ctrl-C again ends them", "event": "ending", "level": "info"}
         emit_entry(self._emit, "up", json.dumps({"service": "up"} | told).encode() + b"\n")
         for prefix in ("gateway", "worker", "drafter", "scheduler", "redis"):
             await asyncio.gather(*(child.stop() for child in self.children if child.name.startswith(prefix)))

@@ -110,7 +110,7 @@ def loadtest(
     from laps_sd.client import AsyncClient, RequestError
     from laps_sd.loadtest import drivers as fleet
     from laps_sd.loadtest.plan import Planned, arrivals, clipped, plan, repeated, rescaled
-    from laps_sd.loadtest.results import detail, parse_slos, summarise
+    from laps_sd.loadtest.results import detail, parse_slos, summarise, without_times
     from laps_sd.loadtest.show import LATE, table
     from laps_sd.loadtest.target import READY_S, Refused, Server
     from laps_sd.reach import LISTENS_S
@@ -180,6 +180,8 @@ def loadtest(
         raise typer.Exit(INTERRUPTED) from None
 
     results = summarise(records, slos, ours=openai is None) | {"clipped": cut, "warmup": warmup}
+    if not results["completed"]:
+        results = without_times(results)
     terminal.console().print(f"{served}; {len(records):,} requests", "", table(results), sep="\n", highlight=False)
     if timeline.missing:
         typer.echo(f"laps-sd: no figures of the server's own: {timeline.missing}", err=True)

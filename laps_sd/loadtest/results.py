@@ -17,6 +17,7 @@ SLO_NAMES = ("ttft", "tpot", "e2el")
 # The driver kept up if the p99 of how late requests were sent is at most so many seconds, or such a share of the mean
 # latency, whichever is more. Otherwise the figures are those of the driver, not of the server.
 MOST_LATE_S, MOST_LATE_SHARE = 0.025, 0.03
+LATENESS = "p99_send_lateness_ms"
 
 
 def parse_slos(texts: Iterable[str]) -> dict[str, float]:
@@ -44,8 +45,8 @@ def meets(record: Record, slos: Mapping[str, float]) -> bool:
 def summarise(records: Sequence[Record], slos: Mapping[str, float], *, ours: bool) -> dict[str, Any]:
     """The figures of all records that count. `ours`: the server reports speculation and preemption.
 
-    Times are in milliseconds, except `duration` in seconds, from the first arrival to the last end; None where nothing
-    completed. The acceptance rate is in per cent.
+    Times are in milliseconds, except `duration` in seconds, from the first arrival to the last end. The acceptance rate
+    is in per cent.
     """
     measured = [record for record in records if record.measured]
     done = [record for record in measured if record.completed]
@@ -54,13 +55,6 @@ def summarise(records: Sequence[Record], slos: Mapping[str, float], *, ours: boo
     inputs, outputs = sum(r.input_tokens for r in done), sum(r.output_tokens for r in done)
     late_s = percentile(sorted(record.lateness_s for record in measured), 0.99)
     e2el = times_ms("e2el", (r.e2el_s for r in done))
-    times = (
-        times_ms("ttft", (r.ttft_s for r in done))
-        | times_ms("tpot", (tpot_s for r in done if (tpot_s := r.tpot_s) is not None))
-        | times_ms("itl", (gap_s for r in done for gap_s in r.itls_s))
-        | times_ms("pause", (r.pause_s for r in done))
-        | e2el
-    )
     return {
         "completed": len(done),
         "failed": len(measured) - len(done),
@@ -73,16 +67,25 @@ def summarise(records: Sequence[Record], slos: Mapping[str, float], *, ours: boo
         "total_token_throughput": _per(inputs + outputs, duration),
         "max_output_tokens_per_s": _busiest_second(done),
         "max_concurrent_requests": _most_at_once(measured),
-        **(times if done else dict.fromkeys(times)),
+        **times_ms("ttft", (r.ttft_s for r in done)),
+        **times_ms("tpot", (tpot_s for r in done if (tpot_s := r.tpot_s) is not None)),
+        **times_ms("itl", (gap_s for r in done for gap_s in r.itls_s)),
+        **times_ms("pause", (r.pause_s for r in done)),
+        **e2el,
         "good_share": sum(is_good(1e3 * r.ttft_s, 1e3 * r.e2el_s, r.output_tokens) for r in done)
         / max(1, len(measured)),
         **times_ms("client_queue", (r.free_s - r.due_s for r in done)),
         **(_speculation(done) if ours else {}),
-        "p99_send_lateness_ms": 1e3 * late_s,
+        LATENESS: 1e3 * late_s,
         "kept_up": late_s <= max(MOST_LATE_S, MOST_LATE_SHARE * e2el["mean_e2el_ms"] / 1e3),
         "first_error": next((record.error for record in measured if record.error), None),
         "errors": dict(Counter(record.error.partition(":")[0] for record in measured if record.error)),
     }
+
+
+def without_times(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a run in which nothing completed, with None for each latency: 0 would be the best of all."""
+    return {name: None if name.endswith("_ms") and name != LATENESS else value for name, value in results.items()}
 
 
 def detail(record: Record) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from laps_sd.loadtest.record import Tally
 from laps_sd.tables import Column, FittedTable
@@ -81,7 +82,7 @@ def table(results: Mapping[str, Any]) -> Group:
     rest.add_column(min_width=TITLE_WIDTH, overflow="fold")
     rest.add_column(overflow="fold")
     for title, value in figures(results).items():
-        rest.add_row(title, value)
+        rest.add_row(title, Text(value))  # no markup: a server's error may have brackets
     return Group(times, "", rest)
 
 

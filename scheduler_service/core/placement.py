@@ -179,7 +179,7 @@ def claimable(fleet: Fleet, name: str, batch: list[Entry]) -> Entry | None:
 
 
 def _spare(fleet: Fleet, donor: Worker, slots: int) -> Key | None:
-    """A key that no request goes before of those that wait at `donor` without KV there. None: there are none.
+    """No request that waits at `donor` without KV there has a better key than this one. None: there is no such request.
 
     It is kept until the worker reports or is planned for, or the order of its requests changes: with many workers most
     keys stay what they were from one plan to the next.
