@@ -7,11 +7,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tests.gpu.repeated import Repeated
 from tests.worker.harness import Driver, Tiny
 from tests.worker.test_drafters import head_drafter
-from worker_service.engine.drafting.drafter import NoDrafter, Price
-from worker_service.engine.graphs import Graphs
+from worker_service.engine.drafting.drafter import Price
 from worker_service.engine.types import Admission, Finish, Limits, Run, Sampling, Skip, StepResult
 from worker_service.engine.warm_up import measure
 
@@ -23,48 +21,6 @@ def run_one(tiny: Tiny, limits: Limits, prompt: str = "The quick brown fox", sam
     driver.admit("r", tiny.prompt(prompt), limits, sampling)
     driver.finish_all()
     return driver
-
-
-BROKEN = 5  # a token whose keys and values are no numbers
-
-
-def breakable(tiny: Tiny, attention: str, blocks: int) -> Driver:
-    driver = Driver(tiny.engine(attention=attention, blocks=blocks, drafter=NoDrafter()))
-    embedding = driver.engine.target._model.get_input_embeddings()
-    embedding.register_forward_hook(lambda _, ids, out: out.masked_fill((ids[0] == BROKEN)[..., None], torch.nan))
-    return driver
-
-
-@pytest.mark.parametrize("attention", ["torch", "graphs"])
-def test_what_a_broken_request_leaves_in_memory_reaches_no_other(tiny: Tiny, attention: str) -> None:
-    """The next request has its blocks."""
-    prompt, limits = tiny.prompt("The quick brown fox"), Limits(max_tokens=12, ignore_eos=True)
-    with patch.object(Graphs, "kind", Repeated):
-        driver = breakable(tiny, attention, blocks=6)
-        driver.admit("broken", [BROKEN] * 40, limits)
-        driver.finish_all()
-        driver.forget_all()
-        driver.admit("next", prompt, limits)
-        driver.finish_all()
-    assert driver.finished == {"broken": Finish.ERROR, "next": Finish.LENGTH}
-    alone = Driver(tiny.engine())
-    alone.admit("next", prompt, limits)
-    alone.finish_all()
-    assert driver.outputs["next"] == alone.outputs["next"]
-
-
-@pytest.mark.parametrize("attention", ["torch", "graphs"])
-def test_beside_a_broken_request_others_go_on(tiny: Tiny, attention: str) -> None:
-    """Also where a round is padded: its padding attends to the broken one."""
-    limits = Limits(max_tokens=12, ignore_eos=True)
-    with patch.object(Graphs, "kind", Repeated):
-        driver = breakable(tiny, attention, blocks=64)
-        driver.admit("good", list(range(10, 40)), limits)
-        driver.step([Run("good", 0, 16)])
-        driver.admit("broken", [BROKEN] * 9, limits)
-        driver.step([Run("good", 0, 5), Run("broken", 0, 3)])
-        driver.finish_all()
-    assert driver.finished == {"broken": Finish.ERROR, "good": Finish.LENGTH}
 
 
 def free_text(tiny: Tiny, tokens: int = 24) -> list[int]:

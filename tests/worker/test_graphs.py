@@ -2,7 +2,6 @@
 CPU the work of a graph is done anew each time (`Repeated`), into the same memory. A real graph no machine of ours has.
 """
 
-import math
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -288,17 +287,6 @@ def test_where_recording_fails_requests_are_served_without_graphs(
     assert not graphed.engine.target._graphs._known
     (said,) = [record.getMessage() for record in caplog.records if "without graphs" in record.getMessage()]
     assert said.endswith(f"{type(error).__name__}: {error}")
-
-
-def test_a_broken_text_does_not_end_all_graphs() -> None:
-    class Broken(Numbers):
-        def compute(self, given: graphs.PaddedRound, size: Size) -> graphs.Results:
-            logits, hidden, _ = super().compute(given, size)
-            return logits * torch.nan, hidden, None
-
-    broken = Broken()
-    assert math.isnan(broken.run(1)[0])
-    assert len(broken.graphs._known) == 1
 
 
 def test_a_graph_that_writes_nothing_is_found_before_anybody_gets_its_results(caplog: pytest.LogCaptureFixture) -> None:

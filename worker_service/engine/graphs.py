@@ -124,7 +124,8 @@ def padded(plan: BlockPlan, ids: Sequence[int], size: Size, spare: int) -> Padde
     # No request's table has the spare block: a broken text's padding writes there what is no number.
     tables = np.full((size.requests, size.blocks), spare)
     own = plan.padded(np.arange(requests, dtype=np.int32))[2]
-    tables[:requests] = np.pad(own, ((0, 0), (0, size.blocks - own.shape[1])), mode="edge")
+    tables[:requests] = own[:, -1:]
+    tables[:requests, : own.shape[1]] = own
     return PaddedRound(
         ids=spread(ids),
         positions=spread(plan.start[owner] + within),
@@ -156,7 +157,8 @@ class Graphs:
         device: torch.device,
     ) -> None:
         """`compute`: the pass of a round whose numbers are on the device; of no other memory may it take its input.
-        `clear`: blocks that a round begins, before it. `spare`: the block of KV that no request has."""
+        `clear`: is given the blocks that a round begins, before it is computed. `spare`: the block that no request
+        has."""
         self._compute, self._clear, self._block_tokens, self._spare = compute, clear, block_tokens, spare
         self._device = device
         self._rows: list[torch.Tensor] = []  # where every graph writes its results: they count until the next one does
