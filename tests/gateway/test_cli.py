@@ -15,7 +15,7 @@ from laps_sd.cli import app
 from laps_sd.client import BadInput, Lost, RequestError
 from laps_sd.interrupt import INTERRUPTED
 from protos.v1 import types_pb2
-from tests.client.scripted import Gateway, serving
+from tests.client.scripted import Gateway, chunk, serving
 from tests.gateway.harness import WAIT_S, ending, ids, stack
 
 
@@ -138,6 +138,14 @@ def test_how_to_resume_is_told_if_a_detached_request_may_run_on(error: RequestEr
         result = CliRunner().invoke(app, words)
     assert result.exit_code == 1
     assert ("laps-sd resume mine" in result.stderr) is told
+
+
+@pytest.mark.parametrize("come", [0, 1])
+def test_an_answer_of_which_a_part_came_was_broken_off(come: int) -> None:
+    with serving(Gateway([*[chunk(0, [5], "words")] * come, BadInput("prompt", "too long")])) as gateway:
+        result = CliRunner().invoke(app, ["generate", "x", "--raw", "--server", gateway.target])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("laps-sd: the answer was broken off: INVALID" if come else "laps-sd: INVALID")
 
 
 def test_nothing_runs_on_that_was_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,3 +230,9 @@ def test_a_port_of_any_number_is_none_that_an_outgoing_connection_could_have_tak
         else 49_152
     )
     assert all(1024 < port < first for port in claim_ports(*[0] * 20))
+
+
+async def test_it_says_when_it_ends_that_answers_may_go_on() -> None:
+    said = list[bytes]()
+    await Stack([], "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", None, said.append).stop()
+    assert [json.loads(line)["event"] for line in said] == ["ending"]

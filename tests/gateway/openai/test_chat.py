@@ -120,6 +120,14 @@ async def test_choices_have_ids_and_seeds_of_their_own_and_usage_is_of_all() -> 
         assert last["usage"]["completion_tokens"] == 3
 
 
+async def test_of_several_choices_the_wait_is_that_of_the_one_that_waited_least() -> None:
+    async with door() as at:
+        task = at.asked(CHAT | {"n": 2})
+        for queue_ms in (40.0, 7.0):
+            await at.link.delta(await at.link.accept(), 0, ids("a"), ending=ending(queue_ms=queue_ms))
+        assert (await task).json()["metrics"]["queue_time_ms"] == 7
+
+
 async def test_the_ids_of_several_choices_are_valid_whatever_the_id_of_the_body() -> None:
     longest, seen = "x" * MOST_ID_CHARS, set[str]()
     async with door() as at:
