@@ -13,6 +13,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from laps_sd.config_file import CONFIG, settings_of
+from protos.misspelt import refuse_misspelt
+
+_OTHER_VARIABLES = ("config", "cache", "kernels", "join", "server", "api_key", "ca")  # LAPS_SD_NAME, of no flag here
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,11 @@ def _bounds(hint: Any) -> tuple[int | None, int | None]:
 
 def _read(context: typer.Context, file: Path | None, kind: type, only: Collection[str] | None) -> Path | None:
     """Puts the file's settings under those of flags and environment; further ones of services go to `context.obj`."""
+    services = {f"{flag.service.upper()}_" for flag in flags_of(kind).values() if flag.service}  # each looks at its own
+    try:
+        refuse_misspelt("LAPS_SD_", [*flags_of(kind), *_OTHER_VARIABLES], ("TLS_", *services))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="environment") from None
     if file is None and CONFIG.is_file():
         file = CONFIG
     if file is not None:

@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, CliApp, SettingsError
 
 from protos.bounds import LogLevel, Port
 from protos.channels import is_loopback as is_loopback
+from protos.misspelt import refuse_misspelt
 from protos.tls import Tls
 
 BAD_SETTINGS = 2  # exit code: starting again is of no use
@@ -58,6 +59,8 @@ def read(kind: type[Settings], service: str) -> Settings:
     """The settings from the command line and the environment. If some are wrong it prints a sentence for each of
     them and ends the process."""
     try:
+        refuse_misspelt(str(kind.model_config["env_prefix"]), kind.model_fields)
+        refuse_misspelt(str(Tls.model_config["env_prefix"]), Tls.model_fields)
         return CliApp.run(kind)
     except ValidationError as error:
         for problem in error.errors(include_input=False):  # an input may be a password
@@ -66,6 +69,8 @@ def read(kind: type[Settings], service: str) -> Settings:
             print(": ".join(filter(None, (service, where, words))), file=sys.stderr)  # noqa: T201
     except SettingsError as error:
         print(f"{service}: {error}: {error.__cause__}", file=sys.stderr)  # noqa: T201
+    except ValueError as error:
+        print(f"{service}: {error}", file=sys.stderr)  # noqa: T201
     sys.exit(BAD_SETTINGS)
 
 

@@ -12,7 +12,7 @@ from gateway.openai import formats, tools
 from gateway.openai.fields import MAX_ANSWERS, UINT32, Chat, Completion, Generation, Message, Part, Rendered
 from gateway.structure import Loosen, check_sizes
 from gateway.text import ALL, Takes
-from gateway.validate import check_counts, check_room
+from gateway.validate import ROLES, check_counts, check_room
 from protos.errors import BadInput
 from protos.idempotence import MOST_ID_CHARS, REQUEST_ID
 from protos.v1 import types_pb2
@@ -21,6 +21,7 @@ from protos.v1.inference_pb2 import ChatMessage, GenerateRequest, TokenIds
 
 COMPLETION_TOKENS = 16  # OpenAI's and vLLM's default for completions; a chat's answer may fill the context
 _ROLES = {"developer": "system"}  # roles that are others' second name
+_KNOWN = (*ROLES, *_ROLES, "tool")
 CLASSES = {
     "interactive": types_pb2.PRIORITY_INTERACTIVE,
     "default": types_pb2.PRIORITY_DEFAULT,
@@ -244,6 +245,8 @@ def _message(number: int, message: Message) -> ChatMessage:
     field = f"messages[{number}]"
     if message.role == "function":
         raise Unsupported(f"{field}.role", "function is not supported: send tool")
+    if message.role not in _KNOWN:
+        raise BadInput(f"{field}.role", f"unknown role {message.role[:32]!r}; known are {', '.join(_KNOWN)}")
     calls = message.tool_calls if message.role == "assistant" else []
     if message.content is None and not calls:
         raise BadInput(f"{field}.content", "missing")

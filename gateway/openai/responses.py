@@ -104,10 +104,10 @@ def _messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:
 
 
 def _message(field: str, item: InputItem) -> dict[str, Any]:
-    if item.role in ("tool", "function"):
-        raise Unsupported(f"{field}.role", "must be system, developer, user or assistant")
     if item.role is None or item.content is None:
         raise BadInput(field, "must have role and content")
+    if item.role not in ("system", "developer", "user", "assistant"):
+        raise BadInput(f"{field}.role", "must be system, developer, user or assistant")
     return {"role": item.role, "content": _text(f"{field}.content", item.content)}
 
 

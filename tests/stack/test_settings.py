@@ -102,6 +102,39 @@ def test_a_wrong_file_is_one_sentence(started: list[Options], tmp_path: Path, te
     assert not started
 
 
+def test_a_misspelt_variable_is_one_sentence(started: list[Options]) -> None:
+    assert "LAPS_SD_SLOT is no setting; did you mean LAPS_SD_SLOTS?" in refused(LAPS_SD_SLOT="2")
+    assert not started
+
+
+@pytest.mark.parametrize(
+    "variable", ["LAPS_SD_API_KEY", "LAPS_SD_SCHEDULER_HOST", "LAPS_SD_WORKER_SLOTS", "LAPS_SD_CA", "LAPS_SD_NOTES"]
+)
+def test_variables_of_others_are_left_alone(started: list[Options], variable: str) -> None:
+    assert up(**{variable: "3"}).exit_code == 0
+    assert started
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("GATEWAY_MAX_REQESTS", "GATEWAY_MAX_REQUESTS"), ("TLS_CERTS", "TLS_CERT")]
+)
+def test_a_service_refuses_a_misspelt_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str, meant: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gateway"])
+    monkeypatch.setenv(f"LAPS_SD_{wrong}", "9")
+    with pytest.raises(SystemExit) as ended:
+        read(GatewaySettings, "gateway")
+    assert ended.value.code == BAD_SETTINGS
+    assert capsys.readouterr().err == f"gateway: LAPS_SD_{wrong} is no setting; did you mean LAPS_SD_{meant}?\n"
+
+
+def test_a_service_leaves_a_variable_of_kubernetes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["gateway"])
+    monkeypatch.setenv("LAPS_SD_GATEWAY_PORT", "tcp://10.0.0.1:8080")
+    assert read(GatewaySettings, "gateway").http_port == 8080
+
+
 def test_what_may_be_a_list_may_be_one_value(started: list[Options], tmp_path: Path) -> None:
     assert up("--config", write(tmp_path / "one.toml", "policy_set = 'ageing=0.1'")).exit_code == 0
     assert started[0].policy_set == ("ageing=0.1",)

@@ -69,9 +69,9 @@ async def test_bad_input_is_named() -> None:
     async with door() as at:
         error = await at.refused({"model": "tiny"}, "/tokenize")
         assert (error["status"], error["param"]) == (400, "prompt")
-        for messages in ([], [{"role": "nobody", "content": "the fox"}]):
+        for messages, field in (([], "messages"), ([{"role": "nobody", "content": "the fox"}], "messages[0].role")):
             error = await at.refused({"model": "tiny", "messages": messages}, "/tokenize")
-            assert (error["status"], error["param"]) == (400, "messages")
+            assert (error["status"], error["param"]) == (400, field)
         for token in (-1, 10**9, 2**40, "a", 1.5):
             error = await at.refused({"model": "tiny", "tokens": [token]}, "/detokenize")
             assert (error["status"], error["param"].partition("[")[0]) == (400, "tokens")

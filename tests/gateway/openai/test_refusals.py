@@ -25,7 +25,7 @@ BAD: list[tuple[str, Any] | tuple[str, Any, str]] = [
     ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
     ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
     ("messages", [{"role": "user", "content": ["a"]}], "messages[0].content[0]"),
-    ("messages", [{"role": "nobody", "content": "a"}]),
+    ("messages", [{"role": "nobody", "content": "a"}], "messages[0].role"),
     ("messages", [*HELLO, {"role": "system", "content": "late"}]),
     ("max_tokens", 0),
     ("max_tokens", -1),

@@ -135,7 +135,7 @@ async def test_an_error_of_a_request_that_waited_is_an_event_for_the_streaming_h
             "unsupported_parameter",
         ),
         ("input", [], "input", "invalid_value"),
-        ("input", [{"role": "nobody", "content": "a"}], "input", "invalid_value"),
+        ("input", [{"role": "nobody", "content": "a"}], "input[0].role", "invalid_value"),
         ("max_output_tokens", 0, "max_output_tokens", "invalid_value"),
         ("max_output_tokens", 1000, "max_output_tokens", "context_length_exceeded"),
         ("text", {"format": {"type": "json_schema"}}, "text.format.schema", "invalid_value"),
