@@ -1,5 +1,7 @@
 """The program `laps-sd`, also `python -m laps_sd`. It imports nothing before Ctrl-C is looked after."""
 
+import os
+
 from laps_sd.interrupt import quietly
 
 
@@ -8,6 +10,9 @@ def main() -> None:
 
 
 def _run() -> None:
+    # gRPC's own lines, such as those of handshakes that fail, are no words of ours. It reads this when it is loaded; so
+    # do the services that this program starts.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from laps_sd.cli import app
 
     app(prog_name="laps-sd")

@@ -21,10 +21,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from scheduler_service.store.acl import acl_file
+from scheduler_service.store.acl import acl_file, namespace_of
 
 CA_NAME, CA_DAYS = "laps-sd", 3650
 REDIS_USER = "scheduler"
+DEFAULT_NAMESPACE = "laps-sd"  # the scheduler's own
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 # A service that is called needs a server's certificate, one that calls needs a client's. A worker is never called, so
 # its certificate cannot pass for the scheduler's; a drafter never calls, so its own opens no port.
@@ -45,11 +46,12 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
 
 
-def make_certs(folder: Path, hosts: Sequence[str] = (), days: int = 365, namespace: str = "laps-sd") -> datetime:
+def make_certs(folder: Path, hosts: Sequence[str] = (), days: int = 365, namespace: str | None = None) -> datetime:
     """Until when the certificates are good: for so many `days`, and no longer than the authority. An authority and a
-    password that are there stay; certificates are made anew. `hosts`: NAME for all services, or
-    ROLE=NAME for one. Raises OSError, or ValueError if the authority's or the password's file cannot be used, the
-    authority has ended, or a host is no name."""
+    password that are there stay; certificates are made anew, with the names that they had. `hosts`: further ones, NAME
+    for all services or ROLE=NAME for one. `namespace`: of the user in Redis; None: as it was. Raises OSError, or
+    ValueError if the authority's or the password's file cannot be used, the authority has ended, or a host is no
+    name."""
     for name in ("ca", *PURPOSES):
         (folder / name).mkdir(mode=0o750 if name == "redis" else 0o700, parents=True, exist_ok=True)
     authority = _authority(folder / "ca")
@@ -57,10 +59,10 @@ def make_certs(folder: Path, hosts: Sequence[str] = (), days: int = 365, namespa
     if end < datetime.now(UTC) and days > 0:
         raise ValueError(f"{folder / 'ca'}: the authority ended on {end:%Y-%m-%d}: delete both files for a new one")
     split = [host.rpartition("=") for host in hosts]
-    made = {
-        role: _signed(authority, (role, *(name for of, _, name in split if of in ("", role)), *LOCAL_NAMES), end)
-        for role in PURPOSES
-    }
+    made = {}
+    for role in PURPOSES:
+        further = [name for of, _, name in split if of in ("", role)]
+        made[role] = _signed(authority, (role, *further, *LOCAL_NAMES, *_names(folder / role / "tls.crt")), end)
     for name, (key, certificate) in made.items():
         _write(folder / name / "ca.crt", _pem(authority.certificate), 0o644)
         # Redis often runs as another user, in the group of this folder.
@@ -72,8 +74,20 @@ def make_certs(folder: Path, hosts: Sequence[str] = (), days: int = 365, namespa
     if not (secret := password.read_bytes().strip()):  # as the scheduler reads it
         raise ValueError(f"{password} is empty: write a password into it, or delete it for a new one")
     sha256 = hashlib.sha256(secret).hexdigest()
-    _write(folder / "redis" / "users.acl", acl_file(REDIS_USER, sha256, namespace).encode(), 0o640)
+    users = folder / "redis" / "users.acl"
+    before = namespace_of(users.read_text()) if users.exists() else None
+    _write(users, acl_file(REDIS_USER, sha256, namespace or before or DEFAULT_NAMESPACE).encode(), 0o640)
     return end
+
+
+def _names(file: Path) -> list[str]:
+    """Those that the certificate is for; none if there is no such certificate."""
+    try:
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return []
+    return [str(name.value) for name in names]
 
 
 def _authority(folder: Path) -> Authority:

@@ -23,16 +23,20 @@ def certs(
             help="How long the services' certificates are good for; the authority is good for ten years.",
         ),
     ] = 365,
-    namespace: Annotated[str, typer.Option(help="The scheduler's: its user in Redis sees no other keys.")] = "laps-sd",
+    namespace: Annotated[
+        str | None,
+        typer.Option(help="The scheduler's: its user in Redis sees no other keys. Default: as it was, or laps-sd."),
+    ] = None,
 ) -> None:
-    """Make a private CA, certificates for mutual TLS and a user of Redis. Run again, it renews the certificates.
+    """Make a private CA, certificates for mutual TLS and a user of Redis. Run again, it renews the certificates, with
+    the names that they have.
 
     Each service's folder holds ca.crt, tls.crt and tls.key. Whoever has DIR/ca/ca.key can make more: keep it away.
     """
     from laps_sd.authority import PURPOSES, make_certs
     from scheduler_service.store.acl import NAMESPACE
 
-    if not re.fullmatch(NAMESPACE, namespace):
+    if namespace is not None and not re.fullmatch(NAMESPACE, namespace):
         raise typer.BadParameter("letters, digits, '.', '_' and '-' alone", param_hint="--namespace")
     for each in host or ():
         role, equals, name = each.rpartition("=")

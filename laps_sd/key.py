@@ -25,18 +25,21 @@ def new(
     ] = None,
 ) -> None:
     """Make a key for TENANT. It is printed once; the gateway's file holds its hash."""
-    from gateway.keys import new_key
+    from gateway.keys import new_key, read_entries
 
     try:
         made, line = new_key(tenant, right)
+    except ValueError as error:
+        raise typer.BadParameter(str(error).removeprefix("tenant: "), param_hint="TENANT") from None
+    try:
         if file is not None:
+            if file.is_file():
+                read_entries(file.read_text())  # a gateway takes no key of a file that has a wrong line
             with file.open("a+b") as lines:
                 lines.seek(max(0, lines.seek(0, os.SEEK_END) - 1))
                 unended = lines.read(1) not in (b"", b"\n")  # some editors leave out the last line break
                 lines.write(b"\n" * unended + line.encode() + b"\n")
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="TENANT") from None
-    except OSError as error:
+    except (ValueError, OSError) as error:
         fail(error, file)
     typer.echo(f"key: {made}")
     typer.echo(f"line: {line}")

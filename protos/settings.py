@@ -40,6 +40,11 @@ class ServiceSettings(BaseSettings):
     trace_ratio: float = Field(1.0, ge=0, le=1, description="of the traces that begin here, how many are recorded")
 
     @model_validator(mode="after")
+    def _peers_take_the_certificate(self) -> Self:
+        self.tls.check_dates()
+        return self
+
+    @model_validator(mode="after")
     def _nobody_is_let_in(self) -> Self:
         if not is_loopback(self.host) and not self.insecure and (missing := self.lacks()):
             raise ValueError(

@@ -3,6 +3,7 @@ about API keys lives here."""
 
 import ssl
 from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -44,6 +45,16 @@ class Tls(BaseSettings):
 
     def __bool__(self) -> bool:
         return self._files is not None
+
+    def check_dates(self) -> None:
+        """Raises ValueError if our certificate has expired: no peer would take it."""
+        if self.cert is None:
+            return
+        from cryptography import x509  # loads much, and few need it
+
+        end = x509.load_pem_x509_certificate(self.cert.read_bytes()).not_valid_after_utc
+        if end < datetime.now(UTC):
+            raise ValueError(f"tls: {self.cert} expired on {end:%Y-%m-%d}: renew it, as with `laps-sd certs`")
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """For a channel to a peer, from the files as they are now. None: plaintext."""

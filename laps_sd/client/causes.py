@@ -69,7 +69,7 @@ def _handshake(plain: socket.socket, host: str, target: str, server: Server) -> 
                 return _http(target)
     except ssl.SSLCertVerificationError as error:
         by = server.ca_name or "the public authorities"
-        return Cause(f"the certificate of {target} is not one that {by} vouches for: {error.verify_message}", False)
+        return Cause(f"the certificate of {target} is not vouched for by {by}: {error.verify_message}", False)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
         return None  # it hung up, and does not say why
     except ssl.SSLError as error:

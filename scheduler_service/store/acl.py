@@ -1,6 +1,7 @@
 """What the scheduler's user may do in Redis: use its own keys, with the commands that store/ uses. No client of Redis
 lives here."""
 
+import re
 from collections.abc import Iterable
 
 # The store's contract suite runs as a user with these commands alone: a command that is missing here fails it.
@@ -26,6 +27,12 @@ def acl_file(user: str, password_sha256: str, namespace: str) -> str:
     stranger = ["user", "default", "on", "nopass", "resetkeys", "resetchannels", "nocommands", *_allowed(["ping"])]
     scheduler = ["user", user, "on", f"#{password_sha256}", *rules(namespace)]
     return "".join(" ".join(words) + "\n" for words in (stranger, scheduler))
+
+
+def namespace_of(text: str) -> str | None:
+    """That of the scheduler's user in an ACL file."""
+    found = re.search(r"~\{(" + NAMESPACE + r")\}:\*", text)
+    return found[1] if found else None
 
 
 def _allowed(commands: Iterable[str]) -> list[str]:

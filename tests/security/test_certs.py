@@ -58,6 +58,18 @@ def test_a_name_for_one_service_is_in_no_other_certificate(tmp_path: Path) -> No
         assert set(names_of(tmp_path / role)) == local | {role}
 
 
+def test_run_again_it_keeps_names_and_namespace(tmp_path: Path) -> None:
+    """Else a renewal by the bare command would leave services that nobody can reach under their names."""
+    first = ("--host", "scheduler=s.example", "--host", "10.0.0.3", "--namespace", "mine")
+    assert invoke(tmp_path, *first)[0] == invoke(tmp_path, "--host", "redis=r.example")[0] == 0
+    assert {"s.example", "10.0.0.3"} < set(names_of(tmp_path / "scheduler"))
+    assert {"r.example", "10.0.0.3"} < set(names_of(tmp_path / "redis"))
+    assert "s.example" not in names_of(tmp_path / "redis")
+    assert "~{mine}:*" in (tmp_path / "redis" / "users.acl").read_text()
+    assert invoke(tmp_path, "--namespace", "other")[0] == 0
+    assert "~{other}:*" in (tmp_path / "redis" / "users.acl").read_text()
+
+
 @pytest.mark.parametrize("host", ["planner=s.example", "=s.example", "scheduler=", ""])
 def test_a_host_of_no_service_is_a_sentence(tmp_path: Path, host: str) -> None:
     code, output = invoke(tmp_path, "--host", host)

@@ -151,6 +151,14 @@ def test_the_command_adds_a_line_of_its_own(file: Path, before: str) -> None:
     Keys(file)
 
 
+def test_the_command_adds_no_key_to_a_file_that_a_gateway_would_refuse(file: Path) -> None:
+    file.write_text("no key\n")
+    result = CliRunner().invoke(app, ["key", "new", "acme", "--file", str(file)])
+    assert (result.exit_code, result.output.count("\n")) == (1, 1)
+    assert "line 1: must be ID TENANT RIGHTS SHA256" in result.output
+    assert file.read_text() == "no key\n"
+
+
 def test_the_command_refuses_a_name_that_is_none() -> None:
     result = CliRunner().invoke(app, ["key", "new", "a tenant"])
     assert result.exit_code == 2

@@ -16,12 +16,16 @@ from unittest import mock
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pydantic import ValidationError
 
+from gateway.config import Settings as GatewaySettings
 from laps_sd.authority import make_certs
 from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2, worker_link_pb2_grpc
 from protos.serving import LINK_MESSAGE_BYTES, Server, channel
+from protos.settings import ServiceSettings
 from protos.tls import Files, PeerNames, Tls
 from protos.v1 import inference_pb2, status_pb2
+from scheduler_service.config import Settings as SchedulerSettings
 from tests.waiting import WAIT_S
 
 
@@ -104,10 +108,23 @@ async def test_an_expired_certificate_gets_nobody_in_on_either_side(certs: Path,
         assert await status(target, tls(certs / "gateway").channel_credentials()) is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.parametrize("kind", [GatewaySettings, SchedulerSettings])
+def test_a_service_whose_certificate_has_expired_does_not_start(
+    certs: Path, kind: type[ServiceSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No peer would take it, and none could say so."""
+    make_certs(certs, days=-1)
+    for name, file in {"CA": "ca.crt", "CERT": "tls.crt", "KEY": "tls.key"}.items():
+        monkeypatch.setenv(f"LAPS_SD_TLS_{name}", str(certs / "gateway" / file))
+    with pytest.raises(ValidationError, match=r"tls: .*tls\.crt expired on 2"):
+        kind()
+
+
 async def test_a_certificate_of_another_name_is_not_the_schedulers(
     certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("laps_sd.authority.LOCAL_NAMES", ())
+    (certs / "scheduler" / "tls.crt").unlink()
     make_certs(certs, ["elsewhere.example"])
     async with serving(tls(certs / "scheduler")) as target:
         assert await status(target, tls(certs / "gateway").channel_credentials()) is grpc.StatusCode.UNAVAILABLE

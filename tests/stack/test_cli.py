@@ -2,8 +2,11 @@
 
 import errno
 import os
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -82,7 +85,7 @@ def test_completion_knows_commands_and_flags() -> None:
             ["generate", "hi", "--regex", "a", "--choice", "b"],
             "laps-sd: Invalid value for --regex and --choice: give one",
         ),
-        (["key", "new", "bad/name"], "laps-sd: Invalid value for TENANT: tenant: a tenant's name has 1 to 64"),
+        (["key", "new", "bad/name"], "laps-sd: Invalid value for TENANT: a tenant's name has 1 to 64"),
     ],
 )
 def test_wrong_usage_is_one_sentence(words: list[str], sentence: str) -> None:
@@ -205,7 +208,6 @@ def test_a_full_disk_is_told_with_its_file(words: list[str], tmp_path: Path, mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("laps_sd.authority.make_certs", full)
-    monkeypatch.setattr("gateway.keys.new_key", full)
     words = [word.replace("TMP", str(tmp_path)) for word in words]
     assert CliRunner().invoke(cli.app, words).stderr == f"laps-sd: {words[-1]}: No space left on device\n"
 
@@ -223,3 +225,23 @@ def test_what_pull_runs_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "execv", lambda path, words: ran.append(words))
     CliRunner().invoke(cli.app, ["pull", "--list"])
     assert [words[-2:] for words in ran] == [["worker_service.pull", "--list"]]
+
+
+def test_grpc_adds_no_lines_of_its_own() -> None:
+    """Of a handshake that fails it logs several, and the user knows none of their words."""
+
+    def answer(server: socket.socket) -> None:
+        with suppress(OSError):  # closed: the test is over
+            while True:
+                connection, _ = server.accept()
+                connection.sendall(b"no TLS")
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, args=(server,), daemon=True).start()
+        words = ["generate", "hi", "--server", f"https://127.0.0.1:{server.getsockname()[1]}"]
+        ended = subprocess.run(
+            [sys.executable, "-m", "laps_sd", *words], capture_output=True, text=True, timeout=WAIT_S
+        )
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1), ended.stderr
+    assert "does not speak TLS" in ended.stderr

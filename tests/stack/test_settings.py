@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.config import Settings as GatewaySettings
+from laps_sd.authority import make_certs
 from laps_sd.cli import app
 from laps_sd.options import Options
 from laps_sd.stack import claim_ports, gateway_command, worker_command
@@ -218,6 +219,13 @@ def test_ports_that_are_equal_or_taken_are_one_sentence(started: list[Options]) 
 
 def test_certificates_and_keys_that_cannot_be_used_are_one_sentence(started: list[Options], tmp_path: Path) -> None:
     assert "'--certs': " in refused("--certs", tmp_path)
+
+
+def test_certificates_that_have_expired_are_one_sentence(started: list[Options], tmp_path: Path) -> None:
+    make_certs(tmp_path, days=-1)
+    assert "'--certs': " in (sentence := refused("--certs", tmp_path))
+    assert "expired on 2" in sentence
+    assert not started
     assert "'--api-keys': " in refused("--api-keys", write(tmp_path / "keys", "no key"))
     assert "'--tenants': " in refused("--tenants", write(tmp_path / "tenants", "me weight=many"))
 
