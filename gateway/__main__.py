@@ -7,7 +7,8 @@ import sys
 from gateway.app import running, write_ready_file
 from gateway.config import Settings
 from protos import garbage
-from protos.serving import configure_logs, stop_signals
+from protos.logs import configure_logs
+from protos.serving import stop_signals
 from protos.settings import read
 
 

@@ -9,7 +9,8 @@ import structlog
 from gateway.front import Front
 from gateway.stream import Stream
 from protos.errors import REQUEST_ID_KEY, Failed, RequestError
-from protos.serving import abort, trace
+from protos.logs import trace
+from protos.serving import abort
 from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 
 Request = TypeVar("Request")

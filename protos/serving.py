@@ -1,19 +1,15 @@
-"""What every service does alike: channels, servers with health and reflection, logs, signals. No service lives here."""
+"""What every service does alike: channels, servers with health and reflection, signals. No service lives here."""
 
 import asyncio
 import inspect
-import logging
 import os
 import signal
 import stat
-import sys
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import grpc
-import structlog
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -208,36 +204,6 @@ class WellFormed(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is n
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> None:
     """End a call with the status of `error` and its details. Never returns: grpc raises AbortError."""
     await context.abort(error.code, error.message, trailing_metadata=error.trailers)
-
-
-def trace(error: BaseException) -> list[str]:
-    """Where an error comes from, for a log: its type and its stack frames. Its message is left out, because it may
-    contain a client's text."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return [type(error).__name__, *(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)]
-
-
-def configure_logs(service: str, level: str = "info") -> structlog.stdlib.BoundLogger:
-    """Structured logs: one JSON object per line on stderr. Bind request ids as `request_id`; never log prompt text."""
-
-    def name_service(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        return {"service": service, **event}
-
-    structlog.configure(
-        processors=[
-            name_service,
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-    logger: structlog.stdlib.BoundLogger = structlog.get_logger()
-    return logger
 
 
 @asynccontextmanager

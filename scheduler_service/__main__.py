@@ -21,8 +21,9 @@ from protos import garbage, tracing
 from protos.errors import NotServing
 from protos.former import FormerLinks
 from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
+from protos.logs import configure_logs
 from protos.observed import observed
-from protos.serving import LINK_MESSAGE_BYTES, Server, configure_logs, first_of, stop_signals
+from protos.serving import LINK_MESSAGE_BYTES, Server, first_of, stop_signals
 from protos.settings import read
 from protos.tls import PeerNames
 from protos.tracing import Tracing

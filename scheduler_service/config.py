@@ -11,6 +11,7 @@ from protos.settings import ServiceSettings, is_loopback
 from scheduler_service.core.core import PREFILL_CHUNK
 from scheduler_service.core.policies import Policy, make_policy
 from scheduler_service.core.types import Bounds
+from scheduler_service.guarded import guarded
 from scheduler_service.predictor import PredictorKind, lacks
 from scheduler_service.store import connection
 from scheduler_service.store.acl import NAMESPACE
@@ -171,4 +172,4 @@ class Settings(ServiceSettings):
         return Bounds(self.max_live, self.max_live_tokens, backlog_s)
 
     def make_policy(self) -> Policy:
-        return make_policy(self.policy, self.policy_set)
+        return guarded(make_policy(self.policy, self.policy_set))

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import structlog
 
-from protos.serving import trace
+from protos.logs import trace
 from protos.settings import BAD_SETTINGS, LEFT, read
 from worker_service.config import Settings
 from worker_service.model_files import ModelError, TooLittleMemoryError

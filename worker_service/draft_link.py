@@ -19,7 +19,8 @@ import structlog
 
 from protos.channels import options
 from protos.link.v1 import draft_link_pb2 as pb
-from protos.serving import BEAT_S, SILENT_S, configure_logs, dialled, first_of
+from protos.logs import configure_logs
+from protos.serving import BEAT_S, SILENT_S, dialled, first_of
 from protos.tls import Tls
 
 # Up: the session, then a ToDrafter. Down: the session, when it arrived, then a FromDrafter; none: the session is over.

@@ -8,7 +8,8 @@ from functools import partial
 
 import torch
 
-from protos.serving import configure_logs, first_of
+from protos.logs import configure_logs
+from protos.serving import first_of
 from worker_service.capacity import NO_DRAFTER, check_kv_tokens, check_memory, drafter_memory, read_config, summary
 from worker_service.config import Settings
 from worker_service.drafters import Caller, make_drafter

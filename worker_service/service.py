@@ -10,13 +10,13 @@ import structlog
 
 from protos import tracing
 from protos.link.v1 import worker_link_pb2
+from protos.logs import configure_logs
 from protos.observed import observed
 from protos.serving import (
     MAX_PROBES,
     PUBLIC_MESSAGE_BYTES,
     Server,
     address,
-    configure_logs,
     first_of,
     stop_signals,
     stranger_options,

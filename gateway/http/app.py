@@ -26,7 +26,7 @@ from gateway.http.bodies import Bounded
 from gateway.keys import Right
 from protos.errors import REQUEST_ID_KEY, Failed, RequestError
 from protos.idempotence import REQUEST_ID
-from protos.serving import trace
+from protos.logs import trace
 
 VERSION = version("laps-sd")
 

@@ -18,9 +18,9 @@ from gateway.service import answers_errors
 from gateway.text import TextModel
 from protos.channels import PUBLIC_MESSAGE_BYTES
 from protos.errors import BadInput, Failed, NotServing, QueueFull, RequestError, UnknownModel
+from protos.logs import trace
 from protos.oip import inference_pb2 as pb
 from protos.oip import inference_pb2_grpc
-from protos.serving import trace
 
 NAME = "laps-sd"
 MODEL_VERSION = "1"

@@ -13,7 +13,7 @@ from gateway.config import RETRY_AFTER_MS
 from gateway.front import Front
 from gateway.page.frames import MOST_REQUESTS, ROUNDS, Frames
 from protos.errors import QueueFull, RequestError
-from protos.serving import trace
+from protos.logs import trace
 from protos.v1 import inference_pb2
 
 EVERY_S = 0.25

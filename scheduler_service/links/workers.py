@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from protos import version
-from protos.errors import BadInput, RequestError
+from protos.errors import BadInput, NotServing, RequestError
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.link.v1 import worker_link_pb2_grpc as rpc
 from protos.models import PART_BYTES
@@ -38,7 +38,7 @@ class WorkerLink(rpc.WorkerLinkServicer):
             session = await leader.attach(hello, partial(_tokenizer, hello.tokenizer_bytes, context))
             session.sent_away = apart.is_set()  # while it attached: the store may have kept it waiting
         except RequestError as error:
-            self._log.warning("worker_refused", reason=error.message)
+            self._told_refused(error)
             await abort(context, error)
             return
         log = self._log.bind(worker=session.worker)
@@ -71,8 +71,13 @@ class WorkerLink(rpc.WorkerLinkServicer):
                 await context.write(pb.Announced())
                 await leader.over.wait()  # the worker ends the call before that, when it has loaded
         except RequestError as error:
-            self._log.warning("worker_refused", worker=request.worker_id, reason=error.message)
+            self._told_refused(error, worker=request.worker_id)
             await abort(context, error)
+
+    def _told_refused(self, error: RequestError, **which: str) -> None:
+        """A worker asks a scheduler that stands by, or cannot answer yet, several times a second."""
+        tell = self._log.debug if isinstance(error, NotServing) else self._log.warning
+        tell("worker_refused", reason=error.message, **which)
 
     async def _hello(self, stream: Stream[pb.FromWorker, pb.ToWorker]) -> pb.Hello:
         """The first message. Raises BadInput if it is not a Hello that we understand, or does not come in time."""

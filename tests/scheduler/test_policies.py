@@ -195,6 +195,9 @@ def test_a_wrong_setting_is_refused_by_name(name: str, setting: str, complaint: 
         ("examples.own_policy.View", [], "is no dataclass derived from"),
         ("examples.own_policy.Nothing", [], "cannot be imported"),
         ("nosuch.module.Policy", [], "is its folder in PYTHONPATH"),
+        ("tests.scheduler.own_policies.NoDefault", [], "its setting patience_s needs a default"),
+        ("tests.scheduler.own_policies.Refuses", [], "cannot be made: ZeroDivisionError"),
+        ("tests.scheduler.broken_policy.Policy", [], "cannot be imported: ZeroDivisionError"),
     ],
 )
 def test_a_policy_may_be_a_class_from_elsewhere(name: str, settings: list[str], said: str) -> None:

@@ -4,7 +4,7 @@ whose health is told at once."""
 import asyncio
 import sys
 
-from protos.serving import configure_logs, trace
+from protos.logs import configure_logs, trace
 from protos.settings import BAD_SETTINGS, read
 from worker_service.drafting.config import Settings
 from worker_service.drafting.service import Loaded, serve

@@ -7,7 +7,7 @@ import sys
 
 import structlog
 
-from protos.serving import configure_logs, trace
+from protos.logs import configure_logs, trace
 from protos.settings import BAD_SETTINGS, LEFT, read
 from worker_service.model_files import ModelError
 from worker_service.service import Loaded, serve

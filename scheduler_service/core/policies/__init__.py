@@ -61,10 +61,15 @@ def find_policy(name: str) -> type[Policy]:
         raise ValueError(f"policy: unknown policy {name!r}; known: {', '.join(POLICIES)}, or MODULE.CLASS of your own")
     try:
         kind = resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError) as error:
         raise ValueError(f"policy: {name!r} cannot be imported: {error}; is its folder in PYTHONPATH?") from error
+    except Exception as error:  # of its own code
+        raise ValueError(f"policy: {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, Policy) and dataclasses.is_dataclass(kind)):
         raise ValueError(f"policy: {name!r} is no dataclass derived from scheduler_service.core.policies.Policy")
+    for field in dataclasses.fields(kind):
+        if not isinstance(field.default, bool | int | float | str):
+            raise ValueError(f"policy: {name!r}: its setting {field.name} needs a default: a number, text or bool")
     return kind
 
 
@@ -80,7 +85,12 @@ def make_policy(name: str, settings: Iterable[str] = ()) -> Policy:
             known = ", ".join(fields) or "none"
             raise ValueError(f"policy-set: {setting!r} is not name=value with a setting of {name}; known: {known}")
         values[key] = _parse(setting, text.strip(), fields[key].default)
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ValueError:
+        raise
+    except Exception as error:  # of a policy's own checks
+        raise ValueError(f"policy: {name!r} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _parse(setting: str, text: str, default: object) -> object:

@@ -1,0 +1,48 @@
+"""Policies as people write them, each with a mistake."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from scheduler_service.core.policies import Claim, Policy
+from scheduler_service.core.types import View
+
+
+@dataclass(frozen=True, slots=True)
+class NoDefault(Policy):
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refuses(Policy):
+    def __post_init__(self) -> None:
+        raise ZeroDivisionError
+
+
+@dataclass(frozen=True, slots=True)
+class Fails(Policy):
+    """By the length of the prompt."""
+
+    preemptive: ClassVar[bool] = True
+    perceptive: ClassVar[bool] = True
+    further: int = 0
+
+    def claim(self, view: View, round_s: float) -> Any:
+        made = {
+            1: 1.0,
+            2: Claim(1, 0, float("nan")),
+            3: Claim(1, "first", 0.0),  # type: ignore[arg-type]
+            5: Claim(2, 0, 0.0),
+        }
+        return made[view.request.prompt_tokens] if view.request.prompt_tokens < 9 else Claim(1, 0, 9.0 + self.further)
+
+    def perceives(self, view: View) -> bool:
+        return bool(view.request.prompt_tokens / 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyLevels(Policy):
+    preemptive: ClassVar[bool] = False
+
+    @property
+    def levels(self) -> int:
+        return 17

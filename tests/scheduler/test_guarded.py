@@ -1,0 +1,47 @@
+"""A policy that somebody else wrote may fail: its requests wait behind all others, and the log tells where."""
+
+import json
+
+import pytest
+
+from protos.logs import configure_logs
+from scheduler_service.core.policies import Gittins, policy_name
+from scheduler_service.guarded import LAST, guarded
+from tests.scheduler.builders import request
+from tests.scheduler.own_policies import Fails, TooManyLevels
+from tests.scheduler.test_policies import view
+
+ROUND_S = 0.03
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 3, 4, 5])
+def test_a_request_that_it_fails_for_goes_behind_all_others(prompt: int) -> None:
+    policy = guarded(Fails())
+    failed = [policy.claim(view(request=request("a", arrival, prompt=prompt)), ROUND_S) for arrival in (5.0, 6.0)]
+    assert failed == [(1, LAST, 5.0), (1, LAST, 6.0)]
+    assert policy.claim(view(request=request("b", 7.0, prompt=50)), ROUND_S) == (1, 0, 9.0)
+    assert policy.perceives(view(request=request("c", 5.0, prompt=prompt))) is False
+
+
+def test_more_levels_than_are_stored_are_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="from 1 to 16"):
+        guarded(TooManyLevels())
+
+
+def test_it_is_otherwise_the_same_policy() -> None:
+    policy = guarded(Fails(further=3))
+    assert (policy.preemptive, policy.perceptive) == (True, True)
+    assert policy.claim(view(request=request("b", 7.0, prompt=50)), ROUND_S) == (1, 0, 12.0)
+    assert policy_name(policy) == "tests.scheduler.own_policies.Fails"
+    assert guarded(ours := Gittins()) is ours
+
+
+def test_each_failure_is_logged_once_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("scheduler")
+    policy = guarded(Fails())
+    for number in range(3):
+        policy.claim(view(request=request(str(number), 5.0, prompt=4)), ROUND_S)
+    (line,) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (line["level"], line["event"], line["policy"]) == ("error", "policy_failed", "Fails")
+    assert line["trace"][0] == "KeyError"
+    assert "own_policies.py" in line["trace"][-1]
