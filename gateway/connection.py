@@ -17,6 +17,7 @@ from gateway.unanswered import Unanswered
 from protos import version
 from protos.errors import NotServing, from_code
 from protos.link.v1 import gateway_link_pb2, gateway_link_pb2_grpc
+from protos.outage import Outage
 from protos.serving import SILENT_S, Stream, channel, dialled, first_of
 from protos.tls import Tls
 from protos.v1 import inference_pb2, status_pb2
@@ -65,7 +66,7 @@ class Connection:
         self._stub: Stub | None = None  # of the scheduler that leads; None: not connected
         self._upward: Upward | None = None  # messages to be sent; None: not connected
         self.unanswered = Unanswered()
-        self._was_up = self._told = False  # ever; of this outage
+        self._was_up, self._outage = False, Outage()  # up ever
         self._stuck = asyncio.Event()  # more messages than may wait
         self._waits_since = inf  # on the event loop's clock: since then a read waits for the scheduler
         self._log = structlog.get_logger()
@@ -150,11 +151,12 @@ class Connection:
             await asyncio.sleep(BACKOFF_MIN_S)
 
     def _log_failure(self, state: RetryCallState) -> None:
-        """One line for each outage. That a scheduler is not there yet is none."""
+        """That a scheduler is not there yet is no outage."""
+        if not self._was_up and (state.seconds_since_start or 0.0) <= START_S:
+            return
         error = state.outcome.exception() if state.outcome else None
-        if not self._told and (self._was_up or (state.seconds_since_start or 0.0) > START_S):
-            self._told = True
-            reason = version.reason(error, "gateway") if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        reason = version.reason(error, "gateway") if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        if self._outage.is_new(reason):
             self._log.warning("not_linked", schedulers=list(self._schedulers), reason=reason)
 
     async def _converse_with_any(self) -> None:
@@ -184,7 +186,8 @@ class Connection:
                 raise LinkDown(f"the scheduler closed the link: {await call.details()}")
             self._stub, self._upward = stub, asyncio.Queue(self._queue_size)
             self.unanswered.clear()
-            self._was_up, self._told = True, False
+            self._was_up = True
+            self._outage.over()
             self._log.info("scheduler_linked", scheduler=scheduler)
             await self._on_up()
             await self._on_message(message)

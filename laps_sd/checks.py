@@ -67,6 +67,8 @@ def check_machine(options: Options) -> None:
         raise Wrong("--data-dir", f"{folder} is no directory")
     if options.redis is not None:
         _check_redis(options.redis)
+    elif options.services.get("scheduler", {}).get("redis_replicas"):
+        raise Wrong("[scheduler] redis_replicas", "is of a Redis of your own: name it with --redis")
     _check_policy(options)
     check_worker(options)
     _check_drafters(options)

@@ -4,7 +4,6 @@ It is a program of its own because the alternative is Python code between fork a
 in a process with threads, as gRPC's has. Linux only: on other systems PROGRAM just runs.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -13,6 +12,8 @@ _PR_SET_PDEATHSIG = 1  # prctl(2); survives exec
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of ours; a Python that is run looks after Ctrl-C itself
+    import ctypes  # it takes a while
+
     parent, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -125,7 +125,7 @@ class Advice:
             self.watch.ended(live, now)
             self._lesson(live)
             self._finished(live, now)
-            self._write_at_rest()
+        self._write_at_rest()
 
     def step(self, done: StepDone, now: float) -> None:
         """A step is over."""

@@ -93,7 +93,6 @@ class LapsSd(Directed):
         if asked_for is False:
             return None
         if asked_for is not None:
-            asked_for = asked_for.expanduser()
             return asked_for.with_name(f"{asked_for.name}-{rank}") if rank else asked_for
         name = "".join(c if c.isalnum() or c in "._-" else "-" for c in str(self.vllm_config.model_config.model))
         return folder / f"{name[-80:]}-{rank}.learned"

@@ -1,10 +1,11 @@
 """All settings, in `--additional-config '{"laps_sd": {...}}'`, refused in one sentence if wrong. Nothing of
 vLLM is imported here, and nothing is read from the environment."""
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator, model_validator
 
 from laps_sd_vllm.versions import Unsupported
 from scheduler_service.core.policies import Policy, make_policy
@@ -20,7 +21,7 @@ class Settings(BaseModel):
     )
     policy: str = Field("default", description="as `laps-sd up --policy`")
     policy_set: tuple[str, ...] = Field((), description="name=value, as often as needed")
-    slots: int | None = Field(
+    slots: StrictInt | None = Field(
         None,
         ge=1,
         le=65_536,
@@ -37,11 +38,29 @@ class Settings(BaseModel):
     compare_every_s: float = Field(60.0, ge=1, le=86_400, description="at most so often")
     plan_limit_ms: float = Field(5.0, gt=0, le=1000, description="three plans in a row beyond it: stock order for good")
 
+    @field_validator("learned")
+    @classmethod
+    def _learned_is_a_file(cls, learned: Path | Literal[False] | None) -> Path | Literal[False] | None:
+        if not learned:
+            return learned
+        try:
+            file = learned.expanduser()
+        except RuntimeError as error:  # ~somebody who is not known here
+            raise ValueError(str(error)) from None
+        if file.is_dir():
+            raise ValueError("this is a folder")
+        return file
+
+    @field_validator("draft_len", mode="before")
+    @classmethod
+    def _draft_len_is_a_number_or_a_word(cls, told: object) -> object:
+        if told in ("all", "auto") or (type(told) is int and 0 <= told <= 64):
+            return told
+        raise ValueError("must be all, auto or a number from 0 to 64")
+
     @model_validator(mode="after")
     def _policy_exists(self) -> "Settings":
         self.make_policy()
-        if isinstance(self.draft_len, int) and not 0 <= self.draft_len <= 64:
-            raise ValueError(f"draft_len must be all, auto or a number from 0 to 64, not {self.draft_len}")
         return self
 
     def make_policy(self) -> Policy:
@@ -50,7 +69,10 @@ class Settings(BaseModel):
 
 def read(additional_config: Any) -> Settings:
     """Raises Unsupported, in one sentence that names the key."""
-    asked = additional_config.get(KEY, {}) if isinstance(additional_config, dict) else {}
+    given = additional_config if isinstance(additional_config, dict) else {}
+    if KEY not in given and (wrong := get_close_matches(KEY, [str(key).lower() for key in given], 1, 0.8)):
+        raise Unsupported(f"{wrong[0]!r} in --additional-config is nobody's; did you mean {KEY!r}?")
+    asked = given.get(KEY, {})
     if not isinstance(asked, dict):
         raise Unsupported(f"{KEY} must be an object of settings, not {asked!r}")
     try:
@@ -63,4 +85,5 @@ def read(additional_config: Any) -> Settings:
             raise Unsupported(f"{KEY}.{name} is not a setting; known: {known}") from None
         if not name:
             raise Unsupported(f"{KEY}: {first['msg'].removeprefix('Value error, ')}") from None
-        raise Unsupported(f"{KEY}.{name}: {first['msg']}, not {asked.get(name)!r}") from None
+        problem = first["msg"].removeprefix("Value error, ")
+        raise Unsupported(f"{KEY}.{name}: {problem}, not {asked.get(name)!r}") from None

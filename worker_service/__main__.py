@@ -5,6 +5,7 @@ import asyncio
 import faulthandler
 import gc
 import os
+import signal
 import sys
 from types import ModuleType
 
@@ -49,6 +50,8 @@ def main() -> None:
             left = asyncio.run(serve(settings, lambda: _load(settings), find))
         if left:
             sys.stderr.write(f"{name}: {LEFT}\n")
+    except KeyboardInterrupt:  # where no loop runs: a stage that waits for the others
+        sys.exit(128 + signal.SIGINT)
     except (OSError, ModelError) as error:  # a sentence, not a traceback
         sys.stderr.write(f"{name}: {error}\n")
         hopeless = isinstance(error, ModelError) and not isinstance(error, TooLittleMemoryError)

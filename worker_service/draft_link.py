@@ -20,6 +20,7 @@ import structlog
 from protos.channels import options
 from protos.link.v1 import draft_link_pb2 as pb
 from protos.logs import configure_logs
+from protos.outage import Outage
 from protos.serving import BEAT_S, SILENT_S, dialled, first_of
 from protos.tls import Tls
 
@@ -67,6 +68,7 @@ class DraftLink:
         self._tls = Tls.model_validate(settings.tls)
         self._session = 0  # the number of the newest one
         self._to_drafter: asyncio.Queue[bytes] | None = None  # while a session is open
+        self._outage = Outage()
         self._log = structlog.get_logger().bind(service="worker", worker=settings.worker_id)
 
     async def run(self) -> None:
@@ -90,7 +92,7 @@ class DraftLink:
                 try:
                     await self._converse(drafter, name)
                 except _CONNECTION_ERRORS as error:
-                    log = self._log.debug if wait_s else self._log.warning  # one line an outage
+                    log = self._log.warning if self._outage.is_new(f"{drafter}: {_brief(error)}") else self._log.debug
                     log("no_drafter", drafter=drafter, error=_brief(error))
             lasted_s = time.monotonic() - begun
             wait_s = RECONNECT_S if lasted_s > _LONG_S else min(2 * wait_s or RECONNECT_S, MAX_RECONNECT_S)
@@ -131,6 +133,7 @@ class DraftLink:
     async def _serve(self, call: _Call, welcome: pb.FromDrafter, drafter: str) -> None:
         self._session += 1
         queue = self._to_drafter = asyncio.Queue[bytes](_WAITING)
+        self._outage.over()
         self._log.info("drafter_attached", drafter=drafter, drafts_with=welcome.welcome.model)
         try:
             await self._tell_worker(welcome.SerializeToString())

@@ -14,6 +14,7 @@ from protos import version
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
 from protos.models import parts
+from protos.outage import Outage
 from protos.serving import DIAL_S, SILENT_S, channel, dialled, first_of
 from protos.tls import Tls
 from worker_service.announcing import refusal
@@ -80,17 +81,18 @@ class Link:
 
     async def run(self) -> None:
         """Attach, again and again, until cancelled or drained. Raises RefusedError."""
-        wait_s = 0.0
+        wait_s, outage = 0.0, Outage()
         while not self._draining:
             try:
                 await self._attach_to_any()
             except _CONNECTION_ERRORS as error:
-                log = self._log.debug if wait_s else self._log.warning  # one line an outage
+                log = self._log.warning if outage.is_new(_brief(error)) else self._log.debug
                 log("not_attached", schedulers=list(self._schedulers), error=_brief(error))
                 wait_s = min(2 * wait_s or RECONNECT_S, MAX_RECONNECT_S)
                 await asyncio.sleep(wait_s)
             else:
                 wait_s = 0.0
+                outage.over()
                 await asyncio.sleep(RECONNECT_S)  # one that welcomes and hangs up must not be called in a tight loop
 
     async def drain(self, timeout_s: float) -> None:

@@ -60,6 +60,8 @@ def read_prompts(files: Iterable[Path], exclude: Iterable[Path] = (), *, test: b
                 source = str(row.get("source") or row.get("set") or "").split(":")[0]
                 groups[category][source].append(Prompt(key, category, row["prompt"], test))
     if not groups:
+        if excluded:
+            raise PromptError("no prompts but those of --test")
         raise PromptError("no prompts: give files of JSON Lines with a `prompt` in each row")
     return list(_in_turn(_in_turn(_shuffled(source)) for source in groups.values()))
 

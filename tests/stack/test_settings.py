@@ -88,6 +88,7 @@ def test_further_settings_of_a_service_reach_it_unless_the_environment_has_them(
         ("[slots]\nn = 2", "slots is a value, no section"),
         ("slots = 2\n[worker]\nslots = 3", "slots stands there twice, once in [worker]"),
         ("[worker]\nblock_tokens = 0", "[worker] block_tokens: Input should be greater than or equal to 1"),
+        ("[scheduler]\nredis_replicas = 2", "[scheduler] redis_replicas: is of a Redis of your own"),
         ("[gateway]\nnonsense = 1", "[gateway] nonsense: no such setting"),
         ("[gateway]\nscheduler = 'h:1'", "[gateway] scheduler: `laps-sd up` sets this itself"),
         ("[gateway]\nstalled_s = 2024-01-01", "[gateway] stalled_s: no setting is a date or a time"),

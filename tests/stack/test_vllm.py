@@ -177,3 +177,5 @@ def test_drafts_follow_from_the_drafter_unless_vllms_own_setting_says_otherwise(
     assert speculation(vllm_args={"speculative_config": own}) == own
     with pytest.raises(ValueError, match="say the same"):
         speculation(vllm_args={"speculative_config": own}, drafter="ngram")
+    with pytest.raises(ValueError, match="vLLM drafts itself"):
+        speculation(drafter="remote:127.0.0.1:50054")

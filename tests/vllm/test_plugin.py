@@ -286,8 +286,8 @@ def test_acceptance_is_of_as_many_drafts(tmp_path: Path, did: Counter[str]) -> N
 
 
 def test_a_file_may_be_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    scheduler = plugin(learned="~/kept.learned").scheduler
     monkeypatch.setenv("HOME", str(tmp_path))
+    scheduler = plugin(learned="~/kept.learned").scheduler
     assert scheduler._learned(tmp_path, 0) == tmp_path / "kept.learned"
 
 
@@ -395,6 +395,20 @@ def test_once_nothing_runs_the_status_tells_of_all(did: Counter[str]) -> None:
     written = status.read(core.scheduler.advice._file)
     assert written is not None
     assert written["finished"] == 24
+
+
+def test_it_tells_of_all_where_the_last_one_was_broken_off() -> None:
+    core = plugin()
+    core.scheduler.advice._status_at = float("inf")
+    add(core, "ends", [700] * 20, 4)
+    add(core, "leaves", [800] * 20, 400)
+    while "ends" in core.scheduler.requests:
+        step(core)
+    core.abort_requests(["leaves"])
+    core.scheduler.advice._background.close(60)
+    written = status.read(core.scheduler.advice._file)
+    assert written is not None
+    assert written["finished"] == 1
 
 
 def test_a_comparison_is_what_the_simulator_says() -> None:

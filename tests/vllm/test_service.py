@@ -142,6 +142,12 @@ async def test_log_probabilities_are_those_of_the_tokens(client: AsyncClient) ->
         assert len(told.top) == 2
 
 
+async def test_a_top_k_alone_is_served_where_nothing_is_drafted(client: AsyncClient) -> None:
+    """vLLM's own sampler for a CPU takes the largest of no numbers there, and its engine ends."""
+    answer = await client.complete(PROMPTS[4][0], max_tokens=12, temperature=1.0, top_k=1, seed=1)
+    assert len(answer.token_ids) == 12 or answer.finish_reason == "stop"
+
+
 async def test_a_cancelled_request_gives_all_back(client: AsyncClient) -> None:
     answer = Answer(client, PROMPTS[1][0], 400, "to-cancel")
     await answer.first.wait()

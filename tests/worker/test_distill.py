@@ -348,6 +348,23 @@ def test_a_work_folder_of_another_target_is_not_gone_on_in(words: tuple[str, ...
     assert "out.work holds samples of another target" in refused(tmp_path, tiny.folder, *words)
 
 
+def test_a_folder_that_cannot_be_made_is_told_before_the_work(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    assert refused(tmp_path, tiny.folder) == f"distill: {tmp_path / 'out'}: File exists"
+    assert not (tmp_path / "out.work").exists()
+
+
+def test_what_the_work_folder_is_of_must_be_readable(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "out.work").mkdir()
+    (tmp_path / "out.work" / "about.json").write_text('{"target": "cut')
+    assert "about.json: Unterminated string" in refused(tmp_path, tiny.folder)
+
+
+def test_prompts_that_are_all_for_the_test_leave_none_to_learn_from(tiny: Tiny, tmp_path: Path) -> None:
+    tests = written(tmp_path, "test.jsonl", [{"prompt": "The fox"}])
+    assert "no prompts but those of --test" in refused(tmp_path, tiny.folder, "--test", str(tests))
+
+
 def test_what_was_learned_from_is_not_judged_by(tiny: Tiny, tmp_path: Path) -> None:
     tests = written(tmp_path, "test.jsonl", [{"prompt": "The fox"}, {"prompt": "The dog"}])
     (prompt, _) = read_prompts([tests])

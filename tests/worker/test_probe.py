@@ -175,6 +175,12 @@ def target(fingerprint: str = "a fingerprint", name: str = "tiny", size: int = 6
     return SimpleNamespace(name=name, fingerprint=fingerprint, device=CPU, model=model)
 
 
+def test_others_may_read_a_saved_probe(head: LengthHead, tmp_path: Path) -> None:
+    """A worker in a container, say, which is another user."""
+    save_length_head(head, tmp_path)
+    assert {file.stat().st_mode & 0o444 for file in tmp_path.iterdir()} == {0o444}
+
+
 def test_a_saved_probe_reads_the_same(head: LengthHead, tmp_path: Path) -> None:
     save_length_head(head, tmp_path)
     hidden = torch.randn(5, head.config.hidden_size)

@@ -133,6 +133,19 @@ def test_a_killed_first_stage_ends_the_others_with_a_sentence(start: Start) -> N
     assert "Traceback" not in second.said()
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_ctrl_c_ends_a_stage_that_waits_for_the_others_without_a_traceback(start: Start, stage: int) -> None:
+    worker = start(stage, 2, "--scheduler", "127.0.0.1:1")
+
+    async def waits() -> bool:
+        return '"event": "meeting"' in worker.said()
+
+    asyncio.run(until(waits, DEADLINE_S))
+    os.kill(worker.pid, signal.SIGINT)
+    assert worker.wait(DEADLINE_S) == 128 + signal.SIGINT
+    assert "Traceback" not in worker.said()
+
+
 def test_a_stage_that_does_not_fit_is_refused_and_the_right_one_still_comes(start: Start, tmp_path: Path) -> None:
     first = start(0, 2, "--scheduler", "127.0.0.1:1")
     other = make_tiny_model(tmp_path / "other", layers=3, seed=1)

@@ -29,8 +29,8 @@ def claim(options: Namespace, target: LoadedModel) -> None:
     except FileNotFoundError:
         file.write_text(json.dumps(about, indent=1) + "\n")
         return
-    except ValueError:
-        known = {}
+    except ValueError as error:
+        raise ModelError(f"{file}: {error}; remove the folder, or give --work another one") from error
     if other := [name for name, value in about.items() if known.get(name) != value]:
         told = f"{options.work} holds samples of another {' and '.join(other)}"
         raise ModelError(f"{told}; give --work another folder, or remove this one")

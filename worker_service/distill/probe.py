@@ -102,7 +102,9 @@ def tell_worth(worth: dict[str, Worth], options: Namespace, console: Console) ->
     for name, each in worth.items():
         table.add_row(name, f"{each.answers}", f"{each.first:.2f}", f"{each.later:.2f}")
     console.print(table)
-    console.print(f"the probe: {options.out}; a worker takes it with --probe {options.out}")
+    if not any(each.answers for each in worth.values()):
+        console.print("no answer has ended by itself, so the probe knows nothing: raise --max-tokens")
+    console.print(f"the probe: {options.out}; serve with it: LAPS_SD_WORKER_PROBE={options.out} laps-sd up")
 
 
 def _examples(

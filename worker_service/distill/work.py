@@ -50,13 +50,15 @@ def run(options: Namespace) -> None:
     try:
         distill(options, console)
     except (ModelError, PromptError, OSError) as error:
-        sys.exit(f"distill: {error}")
+        told = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+        sys.exit(f"distill: {told}")
     except KeyboardInterrupt:
         console.print(f"interrupted; the same command goes on from {options.work}")
         sys.exit(130)
 
 
 def distill(options: Namespace, console: Console) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)  # before the work, of which it is the end
     target = load(str(resolve(options.target)), options.device)
     if not (options.judge or options.probe):
         _check_form(target)

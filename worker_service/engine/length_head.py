@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from worker_service.engine.types import Remaining, Row
 from worker_service.engine.upload import sent_together
+from worker_service.engine.weights_file import save_weights
 
 CONFIG, WEIGHTS = "probe.json", "probe.safetensors"
 VERSION = 1  # of these files; another one is not read
@@ -169,7 +170,7 @@ def save_length_head(head: LengthHead, folder: Path) -> None:
     """Into `folder`, in float16."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(asdict(head.config), indent=2) + "\n")
-    save_file({name: weight.half().contiguous() for name, weight in head.state_dict().items()}, folder / WEIGHTS)
+    save_weights({name: weight.half() for name, weight in head.state_dict().items()}, folder / WEIGHTS)
 
 
 def load_length_head(folder: Path) -> LengthHead:

@@ -54,6 +54,8 @@ class Settings(CommonSettings):
             raise ValueError("vllm_args: pipeline_parallel_size needs --drafter none: vLLM drafts in no pipeline")
         if self.kv_tokens is not None and (same := next((name for name in _KV_ARGS if name in said), None)):
             raise ValueError(f"vllm_args: {same} and --kv-tokens say the same; leave one of them out")
+        if self.drafter.startswith("remote:"):
+            raise ValueError("drafter: vLLM drafts itself, not elsewhere; give ngram or a small model")
         if (Path(self.drafter) / "head.json").is_file():
             raise ValueError("drafter: our draft heads do not run in vLLM; give a small model")
         seats = said.get("max_num_seqs", self.slots)

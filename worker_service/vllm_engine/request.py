@@ -1,6 +1,7 @@
 """One admission inside the engine of vLLM: its tokens, when it ends, and how vLLM is asked for it. vLLM's scheduler is
 not touched here."""
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from worker_service.engine.stop import StopStrings
 from worker_service.engine.types import Admission, Finish, Held, Logprob, Row, Sampling, Skip
 
 _SEEDS = 1 << 63  # torch takes no larger ones
+# vLLM 0.32 on a CPU ends with a top-k alone in a step in which no text has drafts. With a top-p beside it, it goes
+# another way; of this one its float32 makes 1, which leaves nothing out.
+_NEARLY_ALL = math.nextafter(1.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -109,7 +113,7 @@ def _parameters(request: EngineRequest, sampling: Sampling, eos_ids: frozenset[i
     least = max(limits.min_tokens - request.before, 0)
     return SamplingParams(
         temperature=sampling.temperature,
-        top_p=sampling.top_p,
+        top_p=min(sampling.top_p, _NEARLY_ALL) if sampling.top_k else sampling.top_p,
         top_k=sampling.top_k,
         seed=sampling.seed % _SEEDS if sampling.temperature else None,
         repetition_penalty=sampling.repetition_penalty,

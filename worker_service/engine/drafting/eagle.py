@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.nn import Linear, ModuleDict, RMSNorm
 from torch.nn.functional import silu
 
 from worker_service.engine.llama import LlamaConfig as PlainConfig
 from worker_service.engine.llama import Rotary, plain_config, turned
+from worker_service.engine.weights_file import save_weights
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -188,9 +189,7 @@ def save_eagle(head: EagleHead, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(dict(head.config.raw), indent=2) + "\n")
     tensors = {name: value.detach() for name, value in head.state_dict().items()}
-    save_file(
-        {n: (t.bfloat16() if t.is_floating_point() else t).contiguous() for n, t in tensors.items()}, folder / WEIGHTS
-    )
+    save_weights({n: t.bfloat16() if t.is_floating_point() else t for n, t in tensors.items()}, folder / WEIGHTS)
 
 
 def load_eagle(folder: Path) -> EagleHead:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.nn.functional import rms_norm, silu
+
+from worker_service.engine.weights_file import save_weights
 
 CONFIG, WEIGHTS = "head.json", "head.safetensors"
 
@@ -74,8 +76,8 @@ def save_head(head: DraftHead, folder: Path) -> None:
     """Into `folder`, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(asdict(head.config), indent=2) + "\n")
-    weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in head.named_parameters()}
-    save_file(weights | {"draft_ids": head.draft_ids.to(torch.int32)}, folder / WEIGHTS)
+    weights = {name: weight.to(torch.bfloat16) for name, weight in head.named_parameters()}
+    save_weights(weights | {"draft_ids": head.draft_ids.to(torch.int32)}, folder / WEIGHTS)
 
 
 def load_head(folder: Path) -> DraftHead:

@@ -1,0 +1,21 @@
+"""What is logged of a peer that cannot be reached: each reason once. No connection lives here."""
+
+_MOST = 4  # reasons told of one outage
+
+
+class Outage:
+    """Between two connections, or before the first one."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def is_new(self, reason: str) -> bool:
+        """Whether to tell this reason: it was not told since the last connection. An outage may begin with a port that
+        is closed and go on for another cause; reasons that are always worded anew are told a few times."""
+        if reason in self._told or len(self._told) == _MOST:
+            return False
+        self._told.add(reason)
+        return True
+
+    def over(self) -> None:
+        self._told.clear()
