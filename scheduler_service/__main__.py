@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 from tenacity import (
     AsyncRetrying,
+    RetryCallState,
     retry_if_exception_type,
     retry_if_not_exception_type,
     stop_after_delay,
@@ -23,6 +24,7 @@ from protos.former import FormerLinks
 from protos.link.v1 import gateway_link_pb2_grpc, worker_link_pb2_grpc
 from protos.logs import configure_logs
 from protos.observed import observed
+from protos.outage import Outage
 from protos.serving import LINK_MESSAGE_BYTES, Server, first_of, stop_signals
 from protos.settings import read
 from protos.tls import PeerNames
@@ -140,10 +142,18 @@ async def retire(server: Server, slot: LeaderSlot) -> None:
 
 
 async def take_over(leader: Leader, seen: Pulse | None, least_epoch: int = 0) -> None:
+    outage = Outage()
+
+    def tell(attempt: RetryCallState) -> None:
+        error = str(attempt.outcome.exception() if attempt.outcome else "")
+        if outage.is_new(error):
+            structlog.get_logger().warning("store_unavailable", error=error)
+
     async for attempt in AsyncRetrying(
         retry=retry_if_exception_type(StoreUnavailable) & retry_if_not_exception_type(WrongType),
         wait=wait_exponential(multiplier=0.05, max=1.0),
         stop=stop_after_delay(TAKE_OVER_TIMEOUT_S),
+        before_sleep=tell,
         reraise=True,
     ):
         with attempt:
