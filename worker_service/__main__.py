@@ -14,6 +14,7 @@ import structlog
 from protos.logs import trace
 from protos.settings import BAD_SETTINGS, LEFT, read
 from worker_service.config import Settings
+from worker_service.loading import beside, leave
 from worker_service.model_files import ModelError, TooLittleMemoryError
 from worker_service.pull import find
 from worker_service.service import Loaded, serve
@@ -30,11 +31,11 @@ def _own_engine() -> ModuleType:
 
 
 async def _load(settings: Settings) -> Loaded:
-    loaded: Loaded = await (await asyncio.to_thread(_own_engine)).load_engine(settings, None)
+    loaded: Loaded = await (await beside(_own_engine)).load_engine(settings, None)
     return loaded
 
 
-def main() -> None:
+def main() -> int:
     faulthandler.enable()  # where a library crashes the process, its stacks are told
     settings = read(Settings, "worker")
     rank, size = (int(os.environ.get(name, alone)) for name, alone in (("RANK", 0), ("WORLD_SIZE", 1)))  # of torchrun
@@ -51,15 +52,16 @@ def main() -> None:
         if left:
             sys.stderr.write(f"{name}: {LEFT}\n")
     except KeyboardInterrupt:  # where no loop runs: a stage that waits for the others
-        sys.exit(128 + signal.SIGINT)
+        return 128 + signal.SIGINT
     except (OSError, ModelError) as error:  # a sentence, not a traceback
         sys.stderr.write(f"{name}: {error}\n")
         hopeless = isinstance(error, ModelError) and not isinstance(error, TooLittleMemoryError)
-        sys.exit(BAD_SETTINGS if hopeless else 1)
+        return BAD_SETTINGS if hopeless else 1
     except Exception as error:  # of the model: the supervisor starts another worker, and the requests go on elsewhere
         structlog.get_logger().bind(service="worker").error("failed", trace=trace(error))
-        sys.exit(1)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    leave(main())

@@ -21,6 +21,7 @@ from worker_service.engine.stages import Stage
 from worker_service.engine.target import Sharers
 from worker_service.engine.warm_up import WARM_UP_TOKENS
 from worker_service.identity import fingerprint
+from worker_service.loading import beside
 from worker_service.model_files import ModelError, TooLittleMemoryError, at_home, check_directory
 from worker_service.models import LoadedModel, choose_device, choose_dtype, load, load_alone, weights_taken
 from worker_service.pace import Pace, PacedRunner
@@ -36,22 +37,22 @@ from worker_service.sizing import by_device, sized
 async def load_engine(settings: Settings, group: Group | None) -> Loaded:
     """The model and its engine. Raises ModelError. `group`: the processes that share the model with this one, which
     leads them."""
-    return await _loaded(settings, await asyncio.to_thread(load_share, settings, group), group)
+    return await _loaded(settings, await beside(load_share, settings, group), group)
 
 
 async def _lead_engine(settings: Settings, leader: Leader) -> Loaded:
     """As load_engine, over stages."""
-    model = await asyncio.to_thread(_load, settings, Ranks.from_environment())
-    await asyncio.to_thread(leader.loaded)
+    model = await beside(_load, settings, Ranks.from_environment())
+    await beside(leader.loaded)
     return await _loaded(settings, model, leader)
 
 
 async def _loaded(settings: Settings, model: LoadedModel, group: Sharers | None) -> Loaded:
     if by_device(settings, model.device, 2 if group else 1):
-        settings = await asyncio.to_thread(sized, settings, model)
+        settings = await beside(sized, settings, model)
     check_kv_tokens(settings.kv_tokens, model.context_tokens)
     context_tokens = min(model.context_tokens, settings.kv_tokens)
-    engine = await asyncio.to_thread(build_engine, settings, model, context_tokens, group)
+    engine = await beside(build_engine, settings, model, context_tokens, group)
     if settings.pace:
         runner: Runner = PacedRunner(engine, settings.slots, settings.threads, Pace(settings.pace))
     else:

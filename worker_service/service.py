@@ -26,6 +26,7 @@ from worker_service.config import CommonSettings
 from worker_service.engine.port import EnginePort
 from worker_service.identity import Described, fingerprint, model_name, read_ahead
 from worker_service.link import Link
+from worker_service.loading import beside
 from worker_service.metrics import Metrics
 from worker_service.runner import Runner
 from worker_service.stays import Stays
@@ -96,7 +97,7 @@ async def serve(
 async def _announce(settings: CommonSettings, find: Callable[[str], Path], attached: "asyncio.Future[Link]") -> None:
     """Say that this worker is coming, until it has a link. Never returns. Raises RefusedError if it is to leave."""
     try:
-        folder = await asyncio.to_thread(find, settings.model)
+        folder = await beside(find, settings.model)
         read_ahead(folder)
         digest = fingerprint(folder, settings.weights_kind)
         about = {"worker": settings.worker_id, "model": model_name(folder), "fingerprint": digest}

@@ -48,5 +48,6 @@ def _main(arguments: list[str], said: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     sys.argv = ["worker_service", *arguments]
     from worker_service.__main__ import main
+    from worker_service.loading import leave
 
-    main()
+    leave(main())

@@ -8,6 +8,7 @@ from protos.logs import configure_logs, trace
 from protos.settings import BAD_SETTINGS, read
 from worker_service.drafting.config import Settings
 from worker_service.drafting.service import Loaded, serve
+from worker_service.loading import beside, leave
 from worker_service.model_files import ModelError, TooLittleMemoryError
 
 
@@ -43,19 +44,20 @@ def load(settings: Settings) -> Loaded:
     return Loaded(passes=passes, name=model.name, vocabulary=vocabulary_digest(model.tokenizer))
 
 
-def main() -> None:
+def main() -> int:
     settings = read(Settings, "drafter")
     log = configure_logs("drafter", settings.log_level)
     try:
-        asyncio.run(serve(settings, lambda: asyncio.to_thread(load, settings)))
+        asyncio.run(serve(settings, lambda: beside(load, settings)))
     except (OSError, ModelError) as error:  # a sentence, not a traceback
         sys.stderr.write(f"drafter: {error}\n")
         hopeless = isinstance(error, ModelError) and not isinstance(error, TooLittleMemoryError)
-        sys.exit(BAD_SETTINGS if hopeless else 1)
+        return BAD_SETTINGS if hopeless else 1
     except Exception as error:  # of the model: the supervisor starts another one
         log.error("failed", trace=trace(error))
-        sys.exit(1)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    leave(main())
