@@ -81,13 +81,13 @@ def make_certs(folder: Path, hosts: Sequence[str] = (), days: int = 365, namespa
 
 
 def _names(file: Path) -> list[str]:
-    """Those that the certificate is for; none if there is no such certificate."""
+    """Those that the certificate is for, but for services' own; none if there is no such certificate."""
     try:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, x509.ExtensionNotFound):
         return []
-    return [str(name.value) for name in names]
+    return [str(name.value) for name in names if name.value not in PURPOSES]
 
 
 def _authority(folder: Path) -> Authority:

@@ -29,7 +29,7 @@ def certs(
     ] = None,
 ) -> None:
     """Make a private CA, certificates for mutual TLS and a user of Redis. Run again, it renews the certificates, with
-    the names that they have.
+    the names that they have; without, where tls.crt was deleted.
 
     Each service's folder holds ca.crt, tls.crt and tls.key. Whoever has DIR/ca/ca.key can make more: keep it away.
     """

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, CliApp, SettingsError
+from pydantic_settings import CliApp, SettingsError
 
 from gateway.config import Settings as Gateway
 from laps_sd.checks import Wrong, flag
@@ -16,6 +16,7 @@ from laps_sd.flags import flags_of
 from laps_sd.options import Options
 from laps_sd.stack import drafter_command, gateway_command, scheduler_command, worker_command, worker_named
 from laps_sd.supervise import Command
+from protos.settings import ServiceSettings, refuse_misspelt_variables
 from scheduler_service.config import Settings as Scheduler
 from worker_service.config import Settings as Worker
 from worker_service.drafting.config import Settings as Drafter
@@ -42,11 +43,11 @@ def check_joining(options: Options) -> None:
     _check(options, "worker", _worker(options), command)
 
 
-def _worker(options: Options) -> type[BaseSettings]:
+def _worker(options: Options) -> type[ServiceSettings]:
     return VllmWorker if options.engine == "vllm" else Worker
 
 
-def _check(options: Options, service: str, settings: type[BaseSettings], command: Command) -> None:
+def _check(options: Options, service: str, settings: type[ServiceSettings], command: Command) -> None:
     module, flags = command.arguments[3], command.arguments[4:]  # after python -P -m
     for name in options.services.get(service, {}):
         if name not in settings.model_fields:
@@ -55,11 +56,17 @@ def _check(options: Options, service: str, settings: type[BaseSettings], command
             raise Wrong(f"[{service}] {name}", "`laps-sd up` sets this itself")
     with _environment(command.environment):
         try:
-            CliApp.run(settings, cli_args=list(flags))
+            refuse_misspelt_variables(settings)
+        except ValueError as error:
+            raise Wrong("environment", str(error)) from None
+        try:
+            read = CliApp.run(settings, cli_args=list(flags))
         except ValidationError as error:
             raise _told(service, error) from None
         except SettingsError as error:
             raise Wrong(f"[{service}]", f"{error}: {error.__cause__}") from None
+    if problem := read.tls.expired():
+        raise Wrong("--certs", problem)
 
 
 def _told(service: str, error: ValidationError) -> Wrong:

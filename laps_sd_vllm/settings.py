@@ -70,8 +70,9 @@ class Settings(BaseModel):
 def read(additional_config: Any) -> Settings:
     """Raises Unsupported, in one sentence that names the key."""
     given = additional_config if isinstance(additional_config, dict) else {}
-    if KEY not in given and (wrong := get_close_matches(KEY, [str(key).lower() for key in given], 1, 0.8)):
-        raise Unsupported(f"{wrong[0]!r} in --additional-config is nobody's; did you mean {KEY!r}?")
+    wrong = next((key for key in given if get_close_matches(str(key).lower(), [KEY], 1, 0.8)), None)
+    if wrong is not None and KEY not in given:
+        raise Unsupported(f"{wrong!r} in --additional-config is nobody's; did you mean {KEY!r}?")
     asked = given.get(KEY, {})
     if not isinstance(asked, dict):
         raise Unsupported(f"{KEY} must be an object of settings, not {asked!r}")

@@ -8,12 +8,12 @@ import traceback
 import structlog
 
 
-def configure_logs(service: str, level: str = "info") -> structlog.stdlib.BoundLogger:
-    """Structured logs. Bind request ids as `request_id`. Warnings and errors that libraries and our engine log by
-    `logging` become such lines, too: an exception in a handler of gRPC is told nowhere else."""
+def configure_logs(service: str, level: str = "info", **who: str) -> structlog.stdlib.BoundLogger:
+    """Structured logs, each line with `who` logs. Bind request ids as `request_id`. Warnings and errors that libraries
+    and our engine log by `logging` become such lines, too: an exception in a handler of gRPC is told nowhere else."""
 
     def name_service(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        return {"service": service, **event}
+        return {"service": service, **who, **event}
 
     structlog.configure(
         processors=[
@@ -29,7 +29,7 @@ def configure_logs(service: str, level: str = "info") -> structlog.stdlib.BoundL
         cache_logger_on_first_use=True,
     )
     logger: structlog.stdlib.BoundLogger = structlog.get_logger()
-    logging.basicConfig(handlers=[_Libraries()])
+    logging.basicConfig(handlers=[_Libraries(logging.WARNING)])
     return logger
 
 
@@ -45,6 +45,8 @@ class _Libraries(logging.Handler):
         try:
             error = record.exc_info[1] if record.exc_info else None
             where = {"trace": trace(error)} if error else {}
-            structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, **where)
+            words = record.getMessage().partition("\n")[0]  # behind it asyncio shows an error's message
+            level = min(record.levelno // 10 * 10, logging.CRITICAL)  # structlog knows no others
+            structlog.get_logger().log(level, words, logger=record.name, **where)
         except Exception:  # of a record that is malformed: no log may break what is logged
             self.handleError(record)

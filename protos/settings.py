@@ -3,7 +3,7 @@ with a sentence. No service lives here."""
 
 import re
 import sys
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliApp, SettingsError
@@ -38,11 +38,7 @@ class ServiceSettings(BaseSettings):
         description="http://HOST:PORT of an OpenTelemetry collector; default: OTEL_EXPORTER_OTLP_ENDPOINT, or none",
     )
     trace_ratio: float = Field(1.0, ge=0, le=1, description="of the traces that begin here, how many are recorded")
-
-    @model_validator(mode="after")
-    def _peers_take_the_certificate(self) -> Self:
-        self.tls.check_dates()
-        return self
+    of_up: ClassVar[tuple[str, ...]] = ()  # flags of `laps-sd up` alone that may come in a variable with our prefix
 
     @model_validator(mode="after")
     def _nobody_is_let_in(self) -> Self:
@@ -57,16 +53,19 @@ class ServiceSettings(BaseSettings):
         return "" if self.tls else "set --tls.ca, --tls.cert and --tls.key (`laps-sd certs` makes them)"
 
 
-Settings = TypeVar("Settings", bound=BaseSettings)
+Settings = TypeVar("Settings", bound=ServiceSettings)
 
 
 def read(kind: type[Settings], service: str) -> Settings:
     """The settings from the command line and the environment. If some are wrong it prints a sentence for each of
     them and ends the process."""
     try:
-        refuse_misspelt(str(kind.model_config["env_prefix"]), kind.model_fields)
-        refuse_misspelt(str(Tls.model_config["env_prefix"]), Tls.model_fields)
-        return CliApp.run(kind)
+        settings = CliApp.run(kind)
+        refuse_misspelt_variables(kind)
+        if ended := settings.tls.expired():
+            print(f"{service}: {ended}", file=sys.stderr)  # noqa: T201
+            sys.exit(1)  # it may be renewed by the next start
+        return settings
     except ValidationError as error:
         for problem in error.errors(include_input=False):  # an input may be a password
             where = ".".join(map(str, problem["loc"]))
@@ -77,6 +76,12 @@ def read(kind: type[Settings], service: str) -> Settings:
     except ValueError as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201
     sys.exit(BAD_SETTINGS)
+
+
+def refuse_misspelt_variables(kind: type[ServiceSettings]) -> None:
+    """Raises ValueError."""
+    refuse_misspelt(str(kind.model_config["env_prefix"]), (*kind.model_fields, *kind.of_up))
+    refuse_misspelt(str(Tls.model_config["env_prefix"]), Tls.model_fields)
 
 
 _ADDRESS = re.compile(r"([^\s:,\[\]]+|\[[^\s,\[\]]+\]):(?P<port>\d{1,5})")

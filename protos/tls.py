@@ -46,15 +46,17 @@ class Tls(BaseSettings):
     def __bool__(self) -> bool:
         return self._files is not None
 
-    def check_dates(self) -> None:
-        """Raises ValueError if our certificate has expired: no peer would take it."""
+    def expired(self) -> str:
+        """A sentence where our certificate has ended: no peer would take it. Empty: it has not."""
         if self.cert is None:
-            return
+            return ""
         from cryptography import x509  # loads much, and few need it
 
-        end = x509.load_pem_x509_certificate(self.cert.read_bytes()).not_valid_after_utc
-        if end < datetime.now(UTC):
-            raise ValueError(f"tls: {self.cert} expired on {end:%Y-%m-%d}: renew it, as with `laps-sd certs`")
+        try:
+            end = x509.load_pem_x509_certificate(self.cert.read_bytes()).not_valid_after_utc
+        except (OSError, ValueError) as error:
+            return f"{self.cert}: {error}"
+        return f"{self.cert} expired on {end:%Y-%m-%d}: renew it" if end < datetime.now(UTC) else ""
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """For a channel to a peer, from the files as they are now. None: plaintext."""

@@ -1,7 +1,7 @@
 """A policy that somebody else wrote, in the live scheduler: no error of it ends a link or the service. No policy of our
 own lives here."""
 
-from dataclasses import fields
+from numbers import Real
 from typing import Any
 
 import structlog
@@ -16,13 +16,12 @@ LAST = 1 << 30  # a tier behind those of all policies
 
 def guarded(policy: Policy) -> Policy:
     """The same policy. If it is not one of ours, a request that it fails for goes behind all others, in the order of
-    arrival. Each failure is logged once, with its place in the code. Raises ValueError if it has too many levels."""
+    arrival. Each kind of failure is logged once, with its place in the code. Raises ValueError if it has too many
+    levels."""
     kind = type(policy)
     if kind in POLICIES.values():
         return policy
-    levels = policy.levels
-    if not 1 <= levels <= LEVELS:
-        raise ValueError(f"policy: its `levels` must be from 1 to {LEVELS}")
+    levels = _levels(policy)
     told: set[tuple[str, ...]] = set()
 
     def tell(*failure: str) -> None:
@@ -33,10 +32,10 @@ def guarded(policy: Policy) -> Policy:
     def claim(self: Any, view: View, round_s: float) -> Claim:
         try:
             made = kind.claim(self, view, round_s)
-            if not isinstance(made, Claim) or not all(isinstance(part, int | float) and part == part for part in made):
-                tell(f"no Claim of numbers: {made!r:.100}")
+            if not isinstance(made, Claim) or not all(isinstance(part, Real) and part == part for part in made):
+                tell(f"no Claim of three numbers, but {type(made).__name__}")
             elif made.level not in range(1, levels + 1):
-                tell(f"level {made.level}, where `levels` is {levels}")
+                tell(f"a level that is not from 1 to its `levels`, {levels}")
             else:
                 return made
         except Exception as error:
@@ -50,7 +49,18 @@ def guarded(policy: Policy) -> Policy:
             tell(*trace(error))
             return False
 
-    body = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "claim": claim, "perceives": perceives}
-    settings = {each.name: getattr(policy, each.name) for each in fields(kind)}
-    made: Policy = type(kind.__name__, (kind,), body)(**settings)
-    return made
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__slots__": ()}
+    guards = type(kind.__name__, (kind,), {**names, "claim": claim, "perceives": perceives})
+    object.__setattr__(policy, "__class__", guards)  # made anew it would check its settings twice
+    return policy
+
+
+def _levels(policy: Policy) -> int:
+    """Raises ValueError."""
+    try:
+        levels = policy.levels
+    except Exception as error:
+        raise ValueError(f"policy: its `levels` fail: {type(error).__name__}: {error}") from error
+    if levels not in range(1, LEVELS + 1):
+        raise ValueError(f"policy: its `levels` must be from 1 to {LEVELS}")
+    return levels

@@ -74,6 +74,8 @@ class CommonSettings(ServiceSettings):
         None, description="serves /metrics, /health and /live, on --host; 0: any free one"
     )
 
+    of_up = ("devices",)
+
     @classmethod
     def settings_customise_sources(
         cls,

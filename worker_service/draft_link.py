@@ -68,7 +68,7 @@ class DraftLink:
         self._tls = Tls.model_validate(settings.tls)
         self._session = 0  # the number of the newest one
         self._to_drafter: asyncio.Queue[bytes] | None = None  # while a session is open
-        self._outage = Outage()
+        self._outages = {drafter: Outage() for drafter in settings.drafters}
         self._log = structlog.get_logger().bind(service="worker", worker=settings.worker_id)
 
     async def run(self) -> None:
@@ -92,7 +92,7 @@ class DraftLink:
                 try:
                     await self._converse(drafter, name)
                 except _CONNECTION_ERRORS as error:
-                    log = self._log.warning if self._outage.is_new(f"{drafter}: {_brief(error)}") else self._log.debug
+                    log = self._log.warning if self._outages[drafter].is_new(_brief(error)) else self._log.debug
                     log("no_drafter", drafter=drafter, error=_brief(error))
             lasted_s = time.monotonic() - begun
             wait_s = RECONNECT_S if lasted_s > _LONG_S else min(2 * wait_s or RECONNECT_S, MAX_RECONNECT_S)
@@ -133,7 +133,7 @@ class DraftLink:
     async def _serve(self, call: _Call, welcome: pb.FromDrafter, drafter: str) -> None:
         self._session += 1
         queue = self._to_drafter = asyncio.Queue[bytes](_WAITING)
-        self._outage.over()
+        self._outages[drafter].over()
         self._log.info("drafter_attached", drafter=drafter, drafts_with=welcome.welcome.model)
         try:
             await self._tell_worker(welcome.SerializeToString())
@@ -182,8 +182,8 @@ def _brief(error: BaseException) -> str:
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the worker decides when to end, and its last steps may want drafts
-    configure_logs("worker")
     worker, settings = socket.socket(fileno=int(sys.argv[1])), Settings(**json.loads(sys.argv[2]))
+    configure_logs("worker", worker=settings.worker_id)
     with suppress(OSError):
         asyncio.run(DraftLink(worker, settings).run())
 

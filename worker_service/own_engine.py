@@ -139,7 +139,7 @@ def stage(settings: Settings, make: MakeLink = Link) -> bool:
     read_config(folder, place=place)
     dtype = choose_dtype(settings.dtype, choose_device(settings.device, ranks))
     about = {"model": fingerprint(folder), "dtype": str(dtype)}
-    log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
+    log = configure_logs("worker", settings.log_level, worker=settings.worker_id)
     log.info("meeting", stage=place.number, stages=place.size, rendezvous=address)
     if place.number == 0:
         leader = gather(place, listen(address, place.size), about, make)

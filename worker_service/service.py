@@ -56,7 +56,7 @@ async def serve(
     """Run the worker until SIGTERM or SIGINT, or until somebody has the scheduler let it go, which returns True. Raises
     what `load` and the engine raise, OSError if the port is taken, RefusedError. `find`: the folder of the model that
     the settings name."""
-    log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
+    log = configure_logs("worker", settings.log_level, worker=settings.worker_id)
     # It tells health and nothing else, in plaintext.
     bounds = stranger_options(MAX_PROBES)
     server = Server([SERVICE], PUBLIC_MESSAGE_BYTES, further_options=bounds, max_calls=MAX_PROBES, reflect=False)
@@ -122,7 +122,7 @@ async def _work(
     on_drain: Callable[[], None],
 ) -> None:
     """Load the model, warm up, and serve the scheduler until cancelled. `attached` gets the link once there is one."""
-    log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
+    log = configure_logs("worker", settings.log_level, worker=settings.worker_id)
     log.info("loading", model=settings.model)
     loaded = await load()
     engine, runner = loaded.engine, loaded.runner

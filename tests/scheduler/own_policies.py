@@ -1,6 +1,6 @@
 """Policies as people write them, each with a mistake."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from scheduler_service.core.policies import Claim, Policy
@@ -37,6 +37,28 @@ class Fails(Policy):
 
     def perceives(self, view: View) -> bool:
         return bool(view.request.prompt_tokens / 0)
+
+
+@dataclass(frozen=True, slots=True)
+class NoLevels(Policy):
+    preemptive: ClassVar[bool] = False
+
+    @property
+    def levels(self) -> int:
+        return 1 // 0
+
+
+@dataclass(frozen=True, slots=True)
+class Halves(Policy):
+    """Checks its settings, and changes one."""
+
+    preemptive: ClassVar[bool] = False
+    further_s: float = 2.0
+    known: tuple[str, ...] = ()
+    seen: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "further_s", self.further_s / 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,12 @@
 """A policy that somebody else wrote may fail: its requests wait behind all others, and the log tells where."""
 
-import json
-
 import pytest
+from structlog.testing import capture_logs
 
-from protos.logs import configure_logs
 from scheduler_service.core.policies import Gittins, policy_name
 from scheduler_service.guarded import LAST, guarded
 from tests.scheduler.builders import request
-from tests.scheduler.own_policies import Fails, TooManyLevels
+from tests.scheduler.own_policies import Fails, Halves, NoLevels, TooManyLevels
 from tests.scheduler.test_policies import view
 
 ROUND_S = 0.03
@@ -28,6 +26,15 @@ def test_more_levels_than_are_stored_are_refused_at_the_start() -> None:
         guarded(TooManyLevels())
 
 
+def test_levels_that_fail_are_told_at_the_start() -> None:
+    with pytest.raises(ValueError, match="its `levels` fail: ZeroDivisionError"):
+        guarded(NoLevels())
+
+
+def test_it_is_made_once() -> None:
+    assert guarded(Halves(8.0)).further_s == 4.0
+
+
 def test_it_is_otherwise_the_same_policy() -> None:
     policy = guarded(Fails(further=3))
     assert (policy.preemptive, policy.perceptive) == (True, True)
@@ -36,12 +43,13 @@ def test_it_is_otherwise_the_same_policy() -> None:
     assert guarded(ours := Gittins()) is ours
 
 
-def test_each_failure_is_logged_once_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logs("scheduler")
+def test_each_kind_of_failure_is_logged_once_with_its_place() -> None:
     policy = guarded(Fails())
-    for number in range(3):
-        policy.claim(view(request=request(str(number), 5.0, prompt=4)), ROUND_S)
-    (line,) = map(json.loads, capsys.readouterr().err.splitlines())
-    assert (line["level"], line["event"], line["policy"]) == ("error", "policy_failed", "Fails")
-    assert line["trace"][0] == "KeyError"
-    assert "own_policies.py" in line["trace"][-1]
+    with capture_logs() as lines:
+        for number in range(9):
+            policy.claim(view(request=request(str(number), float(number), prompt=4 + number % 3)), ROUND_S)
+    failed, level = lines
+    assert (failed["log_level"], failed["event"], failed["policy"]) == ("error", "policy_failed", "Fails")
+    assert failed["trace"][0] == "KeyError"
+    assert "own_policies.py" in failed["trace"][-1]
+    assert level["trace"] == ("a level that is not from 1 to its `levels`, 1",)

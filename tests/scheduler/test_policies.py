@@ -196,6 +196,7 @@ def test_a_wrong_setting_is_refused_by_name(name: str, setting: str, complaint: 
         ("examples.own_policy.Nothing", [], "cannot be imported"),
         ("nosuch.module.Policy", [], "is its folder in PYTHONPATH"),
         ("tests.scheduler.own_policies.NoDefault", [], "its setting patience_s needs a default"),
+        ("tests.scheduler.own_policies.Halves", ["known=a"], "is no number, text or bool, and cannot be set so"),
         ("tests.scheduler.own_policies.Refuses", [], "cannot be made: ZeroDivisionError"),
         ("tests.scheduler.broken_policy.Policy", [], "cannot be imported: ZeroDivisionError"),
     ],

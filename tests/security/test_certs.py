@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -66,7 +67,10 @@ def test_run_again_it_keeps_names_and_namespace(tmp_path: Path) -> None:
     assert {"r.example", "10.0.0.3"} < set(names_of(tmp_path / "redis"))
     assert "s.example" not in names_of(tmp_path / "redis")
     assert "~{mine}:*" in (tmp_path / "redis" / "users.acl").read_text()
+    for renewed in ("scheduler", "worker"):  # a file that was put into the wrong folder gives no service's name away
+        shutil.copy(tmp_path / "redis" / "tls.crt", tmp_path / renewed / "tls.crt")
     assert invoke(tmp_path, "--namespace", "other")[0] == 0
+    assert "redis" not in names_of(tmp_path / "worker")
     assert "~{other}:*" in (tmp_path / "redis" / "users.acl").read_text()
 
 

@@ -13,11 +13,15 @@ from typer.testing import CliRunner
 from gateway.config import Settings as GatewaySettings
 from laps_sd.authority import make_certs
 from laps_sd.cli import app
+from laps_sd.flags import flags_of
 from laps_sd.options import Options
 from laps_sd.stack import claim_ports, gateway_command, worker_command
 from protos import bounds
-from protos.settings import BAD_SETTINGS, read
+from protos.settings import BAD_SETTINGS, ServiceSettings, read, refuse_misspelt_variables
+from scheduler_service.config import Settings as SchedulerSettings
 from tests.tiny_model import make_tiny_model
+from worker_service.config import Settings as WorkerSettings
+from worker_service.drafting.config import Settings as DrafterSettings
 from worker_service.engine.warm_up import WARM_UP_TOKENS
 
 
@@ -131,6 +135,26 @@ def test_a_service_refuses_a_misspelt_variable(
     assert capsys.readouterr().err == f"gateway: LAPS_SD_{wrong} is no setting; did you mean LAPS_SD_{meant}?\n"
 
 
+@pytest.mark.parametrize("kind", [WorkerSettings, SchedulerSettings, GatewaySettings, DrafterSettings])
+def test_no_service_takes_a_variable_of_up_for_a_misspelt_one(
+    kind: type[ServiceSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each flag of `up` may come in a variable of its service, which that service inherits."""
+    prefix = str(kind.model_config["env_prefix"])
+    for name, flag in flags_of(Options).items():
+        if prefix == f"LAPS_SD_{str(flag.service).upper()}_":
+            monkeypatch.setenv(f"{prefix}{name.upper()}", "1")
+    refuse_misspelt_variables(kind)
+
+
+def test_a_misspelt_variable_of_a_service_is_told_before_anything_starts(
+    started: list[Options], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAPS_SD_WORKER_SLOT", "2")
+    assert "LAPS_SD_WORKER_SLOT is no setting; did you mean LAPS_SD_WORKER_SLOTS?" in refused()
+    assert not started
+
+
 def test_a_service_leaves_a_variable_of_kubernetes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["gateway"])
     monkeypatch.setenv("LAPS_SD_GATEWAY_PORT", "tcp://10.0.0.1:8080")
@@ -220,6 +244,8 @@ def test_ports_that_are_equal_or_taken_are_one_sentence(started: list[Options]) 
 
 def test_certificates_and_keys_that_cannot_be_used_are_one_sentence(started: list[Options], tmp_path: Path) -> None:
     assert "'--certs': " in refused("--certs", tmp_path)
+    assert "'--api-keys': " in refused("--api-keys", write(tmp_path / "keys", "no key"))
+    assert "'--tenants': " in refused("--tenants", write(tmp_path / "tenants", "me weight=many"))
 
 
 def test_certificates_that_have_expired_are_one_sentence(started: list[Options], tmp_path: Path) -> None:
@@ -227,8 +253,6 @@ def test_certificates_that_have_expired_are_one_sentence(started: list[Options],
     assert "'--certs': " in (sentence := refused("--certs", tmp_path))
     assert "expired on 2" in sentence
     assert not started
-    assert "'--api-keys': " in refused("--api-keys", write(tmp_path / "keys", "no key"))
-    assert "'--tenants': " in refused("--tenants", write(tmp_path / "tenants", "me weight=many"))
 
 
 def test_a_head_that_reads_layers_which_other_stages_have_is_one_sentence(

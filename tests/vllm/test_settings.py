@@ -13,7 +13,7 @@ from laps_sd_vllm.versions import Unsupported
     ("given", "said"),
     [
         ({"lapssd": {"mode": "order"}}, "'lapssd' in --additional-config is nobody's; did you mean 'laps_sd'?"),
-        ({"LAPS-SD": {}}, "did you mean 'laps_sd'?"),
+        ({"LAPS_SD": {}}, "'LAPS_SD' in --additional-config is nobody's; did you mean 'laps_sd'?"),
         ({"laps_sd": {"polcy": "fcfs"}}, "laps_sd.polcy is not a setting; known: mode"),
         (
             {"laps_sd": {"draft_len": "many"}},

@@ -6,7 +6,7 @@ import sys
 
 from tests.waiting import WAIT_S
 
-SERVICE = """
+SERVICE = r"""
 import asyncio, logging
 from protos.channels import LINK_MESSAGE_BYTES
 from protos.logs import configure_logs
@@ -29,9 +29,11 @@ async def main():
             pass
     await server.grpc.stop(None)
 
-configure_logs("test")
+configure_logs("test", worker="w-1")
 asyncio.run(main())
 logging.getLogger("a.library").warning("%d is odd", 3)
+logging.getLogger("a.library").log(35, "is of a level between\nand goes on with what a client wrote")
+logging.getLogger("a.library").setLevel(logging.INFO)
 logging.getLogger("a.library").info("is left out")
 """
 
@@ -39,9 +41,11 @@ logging.getLogger("a.library").info("is left out")
 def test_what_libraries_say_is_a_line_and_a_broken_handler_is_told_without_its_message() -> None:
     """gRPC catches what a handler raises: the log is the only place where anybody can see it."""
     ended = subprocess.run([sys.executable, "-c", SERVICE], capture_output=True, text=True, timeout=WAIT_S, check=True)
-    broken, odd = map(json.loads, ended.stderr.splitlines())
-    assert (broken["service"], broken["level"], broken["logger"]) == ("test", "error", "grpc._cython.cygrpc")
+    broken, odd, between = map(json.loads, ended.stderr.splitlines())
+    assert {(line["service"], line["worker"]) for line in (broken, odd, between)} == {("test", "w-1")}
+    assert (broken["level"], broken["logger"]) == ("error", "grpc._cython.cygrpc")
     assert broken["trace"][0] == "ZeroDivisionError"
     assert any(frame.endswith(" Stats") for frame in broken["trace"])
     assert "client wrote" not in ended.stderr
     assert (odd["level"], odd["event"], odd["logger"]) == ("warning", "3 is odd", "a.library")
+    assert (between["level"], between["event"]) == ("warning", "is of a level between")

@@ -58,10 +58,10 @@ def run(options: Namespace) -> None:
 
 
 def distill(options: Namespace, console: Console) -> None:
-    options.out.mkdir(parents=True, exist_ok=True)  # before the work, of which it is the end
     target = load(str(resolve(options.target)), options.device)
     if not (options.judge or options.probe):
         _check_form(target)
+    options.out.mkdir(parents=True, exist_ok=True)  # before the work, of which it is the end
     claim(options, target)
     head = find_head(options.judge, target) if options.judge else None
     if options.judge and head is None:

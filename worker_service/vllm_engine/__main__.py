@@ -61,7 +61,7 @@ async def _serve(settings: Settings) -> bool:
             refused=dict(model.refused),
         )
         engines.append(engine)
-        log = configure_logs("worker", settings.log_level).bind(worker=settings.worker_id)
+        log = configure_logs("worker", settings.log_level, worker=settings.worker_id)
         log.warning("not_promised", refused=dict(model.refused), caveats=list(model.caveats))
         return Loaded(
             engine=engine,

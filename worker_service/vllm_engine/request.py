@@ -14,8 +14,8 @@ from worker_service.engine.stop import StopStrings
 from worker_service.engine.types import Admission, Finish, Held, Logprob, Row, Sampling, Skip
 
 _SEEDS = 1 << 63  # torch takes no larger ones
-# vLLM 0.32 on a CPU ends with a top-k alone in a step in which no text has drafts. With a top-p beside it, it goes
-# another way; of this one its float32 makes 1, which leaves nothing out.
+# vLLM 0.32 on a CPU ends with a top-k alone in a step in which no text has drafts. With a top-p beside it, it takes
+# another path. In vLLM's float32 this number is 1, so no token is left out.
 _NEARLY_ALL = math.nextafter(1.0, 0.0)
 
 

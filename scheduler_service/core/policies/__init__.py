@@ -68,8 +68,8 @@ def find_policy(name: str) -> type[Policy]:
     if not (isinstance(kind, type) and issubclass(kind, Policy) and dataclasses.is_dataclass(kind)):
         raise ValueError(f"policy: {name!r} is no dataclass derived from scheduler_service.core.policies.Policy")
     for field in dataclasses.fields(kind):
-        if not isinstance(field.default, bool | int | float | str):
-            raise ValueError(f"policy: {name!r}: its setting {field.name} needs a default: a number, text or bool")
+        if field.init and field.default is field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"policy: {name!r}: its setting {field.name} needs a default")
     return kind
 
 
@@ -87,17 +87,19 @@ def make_policy(name: str, settings: Iterable[str] = ()) -> Policy:
         values[key] = _parse(setting, text.strip(), fields[key].default)
     try:
         return kind(**values)
-    except ValueError:
-        raise
     except Exception as error:  # of a policy's own checks
+        if isinstance(error, ValueError) and kind in POLICIES.values():
+            raise
         raise ValueError(f"policy: {name!r} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _parse(setting: str, text: str, default: object) -> object:
     """`text` as a value of the default's type."""
+    if not isinstance(default, bool | int | float | str):
+        raise ValueError(f"policy-set: {setting!r}: this setting is no number, text or bool, and cannot be set so")
     try:
         if isinstance(default, bool):
             return {"true": True, "false": False}[text.lower()]
-        return type(default)(text)  # type: ignore[call-arg]
+        return type(default)(text)
     except (KeyError, ValueError):
         raise ValueError(f"policy-set: {setting!r} is no {type(default).__name__}") from None
