@@ -1,7 +1,7 @@
 """Who may make which call, and how many calls at a time. An interceptor decides it for every service of a port, before
 a message is read. It knows nothing of requests."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -21,15 +21,17 @@ caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)  # of the cal
 
 _INFERENCE = "/laps_sd.v1.Inference/"
 _OIP = "/inference.GRPCInferenceService/"
-# The calls that a port serves, and the right that each needs.
+_EITHERS = ("Cancel", "GetRequest")  # of one's own requests, or of all tenants'
+_OF_MODELS = ("ModelInfer", "ModelStreamInfer", "ModelMetadata", "ModelConfig")
+# The calls that a port serves, and the rights of which each needs one.
 OWN = {
-    **{_INFERENCE + name: Right.GENERATE for name in ("Generate", "Resume", "Cancel", "GetRequest")},
-    **{_OIP + name: Right.GENERATE for name in ("ModelInfer", "ModelStreamInfer", "ModelMetadata", "ModelConfig")},
+    **{_INFERENCE + name: {Right.GENERATE} for name in ("Generate", "Resume", *_EITHERS)},
+    **{_OIP + name: {Right.GENERATE} for name in _OF_MODELS},
 }
 ADMIN = {
-    _INFERENCE + name: Right.ADMIN
-    for name in ("Stats", "ListRequests", "ComparePolicies", "DrainWorker", "Cancel", "GetRequest")
+    _INFERENCE + name: {Right.ADMIN} for name in ("Stats", "ListRequests", "ComparePolicies", "DrainWorker", *_EITHERS)
 }
+ALL = OWN | ADMIN | {_INFERENCE + name: set(Right) for name in _EITHERS}
 # These need no key: they tell nothing secret.
 _OPEN = (
     "/grpc.health.v1.",
@@ -41,7 +43,7 @@ _OPEN = (
 class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed
     """Refuses every call that is not in `calls`. So a new method is served nowhere until it is listed with a right."""
 
-    def __init__(self, keys: Keys | None, calls: Mapping[str, Right], most: int) -> None:
+    def __init__(self, keys: Keys | None, calls: Mapping[str, Set[Right]], most: int) -> None:
         """Without `keys` every caller may make all calls of the port. `most`: calls at a time, of all callers."""
         self._keys, self._calls = keys, calls
         self._shares = Shares(most, "calls", RETRY_AFTER_MS)
@@ -91,8 +93,9 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not t
         who = self._caller(details)
         if (needed := self._calls.get(details.method)) is None:
             raise Forbidden("this call is not served on this port; the gateway's admin port may serve it")
-        if needed not in who.rights:
-            raise Forbidden(f"authorization: this call needs the right {needed}, which the key does not have")
+        if not needed & who.rights:
+            rights = " or ".join(sorted(needed))
+            raise Forbidden(f"authorization: this call needs the right {rights}, which the key does not have")
         caller.set(who)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from gateway.access import ADMIN, OWN
+from gateway.access import ADMIN, ALL, OWN
 from gateway.access import Access as GrpcAccess
 from gateway.cell_file import Cell, CellList, read_cells
 from gateway.cells import ONLY, Cells
@@ -77,7 +77,7 @@ async def running(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway that serves until the block ends. Raises OSError if a port is taken."""
     apart = settings.admin_port is not None or settings.for_strangers
     keys = Keys(settings.api_keys) if settings.api_keys else None
-    server = make_server(settings, keys, OWN if apart else {**ADMIN, **OWN}, [SERVICE, OIP_SERVICE])
+    server = make_server(settings, keys, OWN if apart else ALL, [SERVICE, OIP_SERVICE])
     admin = make_server(settings, keys, ADMIN, [SERVICE])
 
     async def on_ready() -> None:
@@ -196,7 +196,9 @@ def _max_calls(settings: Settings) -> int:
     return 2 * CALLS_PER_REQUEST * settings.max_requests
 
 
-def make_server(settings: Settings, keys: Keys | None, calls: Mapping[str, Right], services: Sequence[str]) -> Server:
+def make_server(
+    settings: Settings, keys: Keys | None, calls: Mapping[str, Set[Right]], services: Sequence[str]
+) -> Server:
     """A server of `services`. `calls`: the methods that it serves, and the right that each needs."""
     max_calls = _max_calls(settings)
     return Server(

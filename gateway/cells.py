@@ -167,7 +167,7 @@ class Cells:
         return [cell for cell in self._list.cells if not cell.drain and self._serves(self.links[cell.name], model)]
 
     def _serves(self, link: Link, model: str) -> bool:
-        return link.ready and link.model is not None and model in ("", link.model.name)
+        return link.ready and not link.refuses and link.model is not None and model in ("", link.model.name)
 
     async def home(self, request_id: str, model: str | None = None) -> Link:
         """The cell that has this request; if none has it, the one that would get it. `model`: which a new one is for;

@@ -39,7 +39,7 @@ class Link:
         wants_load: bool = False,
     ) -> None:
         """`on_ready` is called when the scheduler becomes ready, or no longer is. `wants_load`: as in Connection."""
-        self.ready = False
+        self.ready = self.refuses = False
         self.lost = False  # away for so long that the clients of all streams were told: nobody reads here
         self.model: TextModel | None = None
         # The live streams, by request. A request has several if it was resumed here, or submitted here again.
@@ -282,12 +282,12 @@ class Link:
             self.scheduler.has_model = self.model.digest if self.model else ""
         if serving.HasField("load"):
             self._load, self._sent = serving.load, 0
-        await self._set_ready(serving.ready and self.model is not None)
+        await self._set_ready(serving.ready and self.model is not None, serving.refuses)
 
-    async def _set_ready(self, ready: bool) -> None:
-        if ready != self.ready:
-            self.ready = ready
-            self._log.info("readiness", ready=ready)
+    async def _set_ready(self, ready: bool, refuses: bool = False) -> None:
+        if (ready, refuses) != (self.ready, self.refuses):
+            self.ready, self.refuses = ready, refuses
+            self._log.info("readiness", ready=ready and not refuses)
             await self._on_ready()
 
 

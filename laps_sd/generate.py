@@ -123,6 +123,8 @@ def generate(
 
 def _stdin() -> str:
     """All of it. Raises typer.BadParameter."""
+    if sys.stdin is None:
+        raise typer.BadParameter("stdin is closed", param_hint="PROMPT")
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

@@ -56,6 +56,11 @@ class Program(TyperGroup):
         except ModuleNotFoundError as error:
             typer.echo(f"laps-sd: this command needs the package {error.name}, which is not here", err=True)
             code = 1
+        except OSError as error:  # of what it prints, too: a disk may be full
+            if isinstance(error, BrokenPipeError):
+                raise
+            typer.echo(f"laps-sd: {error.filename or 'output'}: {error.strerror or error}", err=True)
+            code = 1
         except typer.Abort:
             code = 1
         sys.exit(code)

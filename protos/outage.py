@@ -17,5 +17,8 @@ class Outage:
         self._told.add(reason)
         return True
 
-    def over(self) -> None:
+    def over(self) -> bool:
+        """There is a connection. Whether anything was told of the outage."""
+        was_told = bool(self._told)
         self._told.clear()
+        return was_told

@@ -23,6 +23,7 @@ MAX_METADATA_BYTES = 16 << 10
 LOST_CANCEL_S = 0.2
 BEAT_S = 1.0  # a scheduler sends something on each link at least this often
 DIAL_S = 2.0  # until a port answers
+MAX_UNSEEN = 10_000  # calls that gRPC has taken and Python has not seen yet; of more some are cancelled without a word
 MAX_PROBES = 64  # calls at a time on a port for health alone
 SILENT_S = 5.0  # a scheduler that sends nothing for this long hangs or was stopped: the link counts as broken
 
@@ -37,6 +38,8 @@ def stranger_options(max_streams: int) -> dict[str, int]:
         "grpc.max_concurrent_streams": max_streams,
         "grpc.max_connection_idle_ms": 600_000,
         "grpc.server_handshake_timeout_ms": 10_000,
+        "grpc.server.max_pending_requests": MAX_UNSEEN,
+        "grpc.server.max_pending_requests_hard_limit": MAX_UNSEEN,
         # Our own clients ping every 20 s. A client that pings more often than every 5 s without a call is disconnected.
         "grpc.http2.max_ping_strikes": 2,
         "grpc.http2.min_ping_interval_without_data_ms": 5_000,

@@ -34,7 +34,6 @@ from scheduler_service.leader import Leader
 from scheduler_service.links.gateways import GatewayLink
 from scheduler_service.links.workers import WorkerLink
 from scheduler_service.metrics import Metrics
-from scheduler_service.persister import Persister
 from scheduler_service.standby import HigherEpoch, wait_to_lead
 from scheduler_service.store import Fenced, Pulse, RedisStore, Store, StoreUnavailable, WrongType
 
@@ -112,7 +111,7 @@ async def hold(settings: Settings, store: Store, server: Server, slot: LeaderSlo
         try:
             await take_over(leader, seen, least_epoch)
             slot.leader = leader
-            await first_of(leader.run, partial(keep_ready, server, leader.persister))
+            await first_of(leader.run, partial(keep_ready, server, leader))
         except Fenced as fenced:
             if not settings.standby:
                 raise
@@ -126,10 +125,13 @@ async def hold(settings: Settings, store: Store, server: Server, slot: LeaderSlo
             seen, least_epoch, epoch = Pulse(leader.epoch, None), higher.epoch + 1, leader.epoch
 
 
-async def keep_ready(server: Server, persister: Persister) -> None:
-    """The service is ready, except while the store refuses its commits for a reason that waiting does not mend."""
+async def keep_ready(server: Server, leader: Leader) -> None:
+    """The service is ready, and its gateways are, except while the store refuses its commits for a reason that waiting
+    does not mend."""
     while True:
-        await server.set_ready(not persister.refusal)
+        refuses = bool(leader.persister.refusal)
+        leader.outboxes.refuses(refuses)
+        await server.set_ready(not refuses)
         await asyncio.sleep(READY_CHECK_S)
 
 
@@ -138,6 +140,7 @@ async def retire(server: Server, slot: LeaderSlot) -> None:
     leader, slot.leader = slot.leader, None
     await server.set_ready(False)
     if leader is not None:
+        leader.sessions.send_away()  # workers whose links end with their leader have not crashed
         await leader.close()
 
 

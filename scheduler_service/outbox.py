@@ -26,6 +26,7 @@ class GatewayOutbox:
         self.follows: set[str] = set()  # requests whose output goes to this gateway
         self.gone = False  # nobody takes from it any more
         self._model: common_pb.ModelInfo | None = None
+        self._refuses = False
         self._sent = has_model  # the digest of the model that the gateway was sent, or has
         self._messages = deque([pb.ToGateway()])  # the last one grows
         self._items = 0  # in the last message
@@ -64,19 +65,22 @@ class GatewayOutbox:
         self._put().deltas.add(request_id=id, start=start).ending.MergeFromString(ending)
         self.follows.discard(id)
 
-    def serving(self, model: common_pb.ModelInfo | None) -> None:
-        """Whether the service is ready: if it has a model that workers run."""
-        self._model = model
-        self._put().serving.ready = model is not None
+    def serving(self, model: common_pb.ModelInfo | None, *, refuses: bool = False) -> None:
+        """Whether the service is ready: if it has a model that workers run, and the store takes what is new."""
+        self._model, self._refuses = model, refuses
+        self._say_serving()
+
+    def _say_serving(self) -> pb.Serving:
+        serving = self._put().serving
+        serving.ready, serving.refuses = self._model is not None, self._refuses
+        return serving
 
     def load(self, load: pb.Load) -> None:
         """How long a new request would wait. Nothing is said of what has not changed, unless requests came from there
         and are over: the gateway still adds them."""
         if load != self._load or self._counted:
             self._load, self._counted = load, False
-            serving = self._put().serving
-            serving.ready = self._model is not None
-            serving.load.CopyFrom(load)
+            self._say_serving().load.CopyFrom(load)
 
     def unsent_model(self, message: pb.ToGateway) -> common_pb.ModelInfo | None:
         """The model that has to go with `message`; None if it says nothing of the service, or the gateway has it."""
@@ -119,11 +123,25 @@ class Outboxes(set[GatewayOutbox]):
     def __init__(self) -> None:
         super().__init__()
         self.one_model = asyncio.Lock()  # held while a message gets its copy of the model
+        self._model: common_pb.ModelInfo | None = None
+        self._refuses = False
+
+    def link(self, outbox: GatewayOutbox) -> None:
+        """A gateway has come."""
+        self.add(outbox)
+        outbox.serving(self._model, refuses=self._refuses)
 
     def announce(self, model: common_pb.ModelInfo | None) -> None:
         """As GatewayOutbox.serving, to every gateway."""
+        self._model = model
         for outbox in self:
-            outbox.serving(model)
+            outbox.serving(model, refuses=self._refuses)
+
+    def refuses(self, refuses: bool) -> None:
+        """Whether the store refuses what is new."""
+        if refuses != self._refuses:
+            self._refuses = refuses
+            self.announce(self._model)
 
     def tell_load(self, load: Callable[[], pb.Load]) -> None:
         """To those that choose between cells. `load` is asked only if there are any."""

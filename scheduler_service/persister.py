@@ -10,6 +10,7 @@ from typing import Protocol
 import structlog
 
 from protos.metrics import PER_STEP_S, Distribution
+from protos.outage import Outage
 from scheduler_service.store import (
     LostWrites,
     Pulse,
@@ -58,6 +59,7 @@ class Persister:
         self._answered_at = 0.0  # by the loop's clock: the last commit
         self._lost = False  # the store had lost something, and has not said yet that it holds everything again
         self.refusal = ""  # why the store has refused every commit for REFUSED_S; a person has to mend that
+        self._outage = Outage()
         self._parts = -1  # the number of the last part of a rewriting
         self._pending: deque[tuple[Batch, str | None, float]] = deque()
         self.lag = Distribution(PER_STEP_S)  # of each commit: how long its oldest batch has waited to become durable
@@ -147,10 +149,13 @@ class Persister:
             try:
                 verdicts = await self._commit_once(writes)
                 self.refusal, self._answered_at = "", clock()
+                if self._outage.over():
+                    structlog.get_logger().info("store_answers")
                 self.acknowledged.set()
                 return verdicts
             except StoreUnavailable as error:
-                structlog.get_logger().warning("store_unavailable", error=str(error))
+                if self._outage.is_new(str(error)):
+                    structlog.get_logger().warning("store_unavailable", error=str(error))
                 if error.answered:
                     self._answered_at = clock()
                 refused_s = refused_s + clock() - began + wait_s if isinstance(error, StoreRefuses) else 0.0

@@ -54,8 +54,7 @@ class Requests:
 
     def link(self, outbox: GatewayOutbox) -> None:
         """A gateway has come."""
-        self._outboxes.add(outbox)
-        outbox.serving(self._workers.served)
+        self._outboxes.link(outbox)
 
     def unlink(self, outbox: GatewayOutbox) -> None:
         """A gateway was lost. Its requests go on, and a gateway may follow them again by offset."""

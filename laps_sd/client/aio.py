@@ -1,18 +1,19 @@
 """The client for asyncio. Which calls are repeated, and what is said in them, is decided in attempts.py and base.py."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from typing import Any, Self, Unpack
 
 import grpc
 
 from laps_sd.client.attempts import FIRST_PAUSE_S, Attempts
-from laps_sd.client.base import SERVING, Base, Connection
+from laps_sd.client.base import CLOSED, SERVING, Base, Connection
 from laps_sd.client.completion import Collector, Completion
 from laps_sd.client.params import Params
 from laps_sd.client.reading import read
 from laps_sd.client.results import Chunk, PolicyComparison, RequestPage, RequestStatus, Stats
-from laps_sd.client.wire import inference_pb2
+from laps_sd.client.wire import NotServing, inference_pb2
 
 
 class AsyncClient(Base):
@@ -65,8 +66,9 @@ class AsyncClient(Base):
             at = self._at
             call = self._stream_call(self._to(at), attempts)
             try:
-                async for message in call:
-                    yield attempts.got(message)
+                with self._told_if_closed():
+                    async for message in call:
+                        yield attempts.got(message)
                 attempts.ended()
                 return
             except grpc.RpcError as error:
@@ -126,11 +128,12 @@ class AsyncClient(Base):
             at, pause_s = self._at, FIRST_PAUSE_S
             call = self._health_call(self._to(at), attempts)
             try:
-                async for answer in call:
-                    if answer.value == SERVING:
-                        return
-                    if len(self._server.targets) > 1:
-                        break  # another gateway may serve
+                with self._told_if_closed():
+                    async for answer in call:
+                        if answer.value == SERVING:
+                            return
+                        if len(self._server.targets) > 1:
+                            break  # another gateway may serve
             except grpc.RpcError as error:
                 cause = await asyncio.to_thread(self._cause, attempts, error, at)
                 if (again_s := self._wait_s(attempts, error, cause)) is None:
@@ -145,10 +148,25 @@ class AsyncClient(Base):
         while True:
             at = self._at
             try:
-                return await self._call(self._to(at), method, attempts)
+                to = self._to(at)
+                with self._told_if_closed():
+                    return await self._call(to, method, attempts)
             except grpc.RpcError as error:
                 pause_s = await self._pause_s(attempts, error, at)
             await asyncio.sleep(pause_s)
+
+    @contextmanager
+    def _told_if_closed(self) -> Iterator[None]:
+        """gRPC cancels what waits on a connection that `close` ends. That is no cancellation of the task: it raises
+        NotServing."""
+        opened = self._opened
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._opened is opened or (task and task.cancelling()):
+                raise
+            raise NotServing(CLOSED) from None
 
     async def _pause_s(self, attempts: Attempts, error: grpc.RpcError, at: int) -> float:
         """Seconds until the next attempt, at the next target. Raises the RequestError that ends the call."""

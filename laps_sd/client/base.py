@@ -19,6 +19,7 @@ from laps_sd.client.wire import (
     BadInput,
     BeyondEnd,
     DeadlinePassed,
+    Failed,
     Lost,
     NotServing,
     RequestError,
@@ -30,6 +31,7 @@ from laps_sd.client.wire import (
 
 SERVICE = "laps_sd.v1.Inference"
 SERVING = 1  # grpc.health.v1
+CLOSED = "this client was closed"
 UNARY_TIMEOUT_S = 10.0
 MAX_RETRIES = 2
 
@@ -129,6 +131,10 @@ class Base:
     def _failure(self, attempts: Attempts, error: grpc.RpcError, cause: Cause | None) -> RequestError:
         """What the caller is told."""
         told = request_error(error)
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return Failed(
+                f"{self.target} has no such call: is it a gateway of LAPS-SD? `laps-sd up` prints where that is"
+            )
         if (
             isinstance(told, BeyondEnd) and attempts.begun
         ):  # the offset is the client's own: these tokens were delivered

@@ -9,12 +9,12 @@ from typing import Any, Never, Self, Unpack
 import grpc
 
 from laps_sd.client.attempts import FIRST_PAUSE_S, Attempts
-from laps_sd.client.base import MAX_RETRIES, SERVING, Base, Connection
+from laps_sd.client.base import CLOSED, MAX_RETRIES, SERVING, Base, Connection
 from laps_sd.client.completion import Collector, Completion
 from laps_sd.client.params import Params
 from laps_sd.client.reading import read
 from laps_sd.client.results import Chunk, PolicyComparison, RequestPage, RequestStatus, Stats
-from laps_sd.client.wire import inference_pb2
+from laps_sd.client.wire import NotServing, inference_pb2
 
 
 class Client(Base):
@@ -33,7 +33,7 @@ class Client(Base):
         max_retries: int = MAX_RETRIES,
     ) -> None:
         super().__init__(server, api_key=api_key, ca=ca, max_retries=max_retries)
-        self._opened, self._process = self._open(grpc), os.getpid()
+        self._opened, self._process, self._closed = self._open(grpc), os.getpid(), False
 
     __init__.__doc__ = Base.__init__.__doc__
 
@@ -50,6 +50,7 @@ class Client(Base):
 
     def close(self) -> None:
         """Hangs up, for good."""
+        self._closed = True
         for each in self._opened:
             each.channel.close()
 
@@ -57,6 +58,8 @@ class Client(Base):
         """The connection to target number `at`."""
         if os.getpid() != self._process:
             raise RuntimeError("this client was made before the process was forked: make one in the child")
+        if self._closed:
+            raise NotServing(CLOSED)
         return self._opened[at % len(self._opened)]
 
     def generate(
@@ -170,6 +173,8 @@ class Client(Base):
     def _pause_s(self, attempts: Attempts, error: grpc.RpcError, at: int) -> float:
         """Seconds until the next attempt, at the next target. Raises the RequestError that ends the call."""
         self._at = at + 1
+        if self._closed:
+            raise NotServing(CLOSED) from error
         if (pause_s := attempts.pause_s(error, len(self._server.targets))) is None:
             raise self._failure(attempts, error, self._cause(attempts, error, at)) from error
         return pause_s

@@ -1,5 +1,5 @@
 """What the client takes from the wire: generated code, the table of errors, options of connections. No other file of
-the client imports `protos`: in the client's own wheel these modules lie in `laps_sd._protos` (packaging/client)."""
+the client imports `protos`: in the client's own wheel these modules lie in `laps_sd._protos` (deploy/client)."""
 
 from protos.channels import PUBLIC_MESSAGE_BYTES, is_loopback, options
 from protos.errors import (

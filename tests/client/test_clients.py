@@ -355,6 +355,16 @@ async def test_the_synchronous_client_used_as_the_other_one_says_which_is_meant(
 
 
 @both
+def test_a_server_without_the_call_is_no_gateway(by: Any) -> None:
+    """The scheduler's port, say, which `up` prints beside the gateway's."""
+    with (
+        serving(Gateway([grpc.StatusCode.UNIMPLEMENTED])) as gateway,
+        pytest.raises(RequestError, match="is it a gateway"),
+    ):
+        by("complete", "x")(gateway.target)
+
+
+@both
 def test_every_error_is_a_request_error(by: Any) -> None:
     with serving(Gateway([grpc.StatusCode.INTERNAL])) as gateway, pytest.raises(RequestError):
         by("complete", "x")(gateway.target)

@@ -172,6 +172,29 @@ async def test_a_draining_gateway_stays_not_ready() -> None:
     await scheduler.stop()
 
 
+async def test_a_gateway_whose_scheduler_can_store_nothing_new_is_not_ready_and_lets_it_say_why() -> None:
+    scheduler = Scheduler()
+    await scheduler.start()
+    async with gateway(scheduler) as served, AsyncClient(served.grpc, max_retries=0) as client:
+        link = await scheduler.link()
+        await client.ready(WAIT_S)
+        for refuses, says in ((True, HEALTH.NOT_SERVING), (False, HEALTH.SERVING), (True, HEALTH.NOT_SERVING)):
+            await link.send(serving=pb.Serving(ready=True, refuses=refuses))
+
+            async def heard(refuses: bool = refuses) -> bool:
+                return served.link.refuses == refuses
+
+            await until(heard)
+            assert await readiness(served.grpc) == says
+        task = asyncio.create_task(client.complete("the quick"))
+        submit = await link.next("submit")
+        refusal = NotServing("the store refuses: NOAUTH")
+        await link.send(refusals=[pb.Refusal(request_id=submit.request_id, code=14, message=refusal.message)])
+        with pytest.raises(NotServing, match="NOAUTH"):
+            await task
+    await scheduler.stop()
+
+
 async def test_a_request_that_the_scheduler_forgot_is_data_loss() -> None:
     async with stack() as (scheduler, link, client):
         task, submit = await begin(client, link)

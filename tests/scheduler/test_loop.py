@@ -16,7 +16,7 @@ from scheduler_service import insight
 from scheduler_service.config import Settings
 from scheduler_service.leader import ENDED_AT_ONCE, Leader
 from scheduler_service.links.gateways import GatewayLink
-from scheduler_service.outbox import GatewayOutbox
+from scheduler_service.outbox import GatewayOutbox, Outboxes
 from scheduler_service.pace import MAX_WAITING, MESSAGES, UNITS, Lane, Pace, Turns
 from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.store import MemoryStore, Stored, StoreUnavailable
@@ -86,6 +86,21 @@ def test_a_gateway_that_says_which_model_it_has_is_not_sent_it_again() -> None:
         outbox = GatewayOutbox(has_model=digest(MODEL))
         outbox.serving(model)
         assert (outbox.unsent_model(message) is not None) == sent
+
+
+def test_gateways_hear_that_the_store_refuses_those_that_come_later_too() -> None:
+    outboxes, there, later = Outboxes(), GatewayOutbox(), GatewayOutbox()
+    outboxes.link(there)
+    outboxes.announce(MODEL)
+    outboxes.refuses(True)
+    outboxes.link(later)
+    for outbox in (there, later):
+        serving = outbox.take().serving
+        assert (serving.ready, serving.refuses) == (True, True)
+    outboxes.refuses(True)
+    assert not there.filled.is_set()
+    outboxes.refuses(False)
+    assert (there.take().serving.refuses, later.take().serving.refuses) == (False, False)
 
 
 def test_to_end_a_request_only_the_worker_that_has_it_is_woken() -> None:

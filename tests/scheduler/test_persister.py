@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.ledger import Ledger
@@ -106,9 +107,12 @@ async def test_why_a_store_refuses_is_told_until_it_takes_a_commit(monkeypatch: 
     async def accepted() -> bool:
         return not persister.refusal
 
-    await until(refused)
-    store.refuses = ""
-    await until(accepted)
+    with capture_logs() as logs:
+        await until(refused)
+        store.refuses = ""
+        await until(accepted)
+    told = [line["event"] for line in logs]
+    assert told == ["store_unavailable", "store_refuses", "store_answers"]  # once, however often it is tried
     running.cancel()
     await asyncio.wait([running])
 

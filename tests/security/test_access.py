@@ -139,6 +139,15 @@ async def a_request_of(stack: Stack, tenant: str) -> AsyncIterator[str]:
         answer.cancel()
 
 
+async def test_an_administrator_may_see_and_cancel_everything_without_the_right_to_generate(stack: Stack) -> None:
+    async with a_request_of(stack, "acme") as id, stack.client("ops") as administrator:
+        assert (await administrator.status(id)).request_id == id
+        await administrator.cancel(id)
+        assert (await stack.link.next("cancel")).request_id == id
+        with pytest.raises(Forbidden, match="needs the right generate"):
+            await administrator.complete("a")
+
+
 async def test_ones_own_request_can_be_asked_for_and_cancelled(stack: Stack) -> None:
     async with a_request_of(stack, "acme") as id, stack.client("acme") as client:
         assert (await client.status(id)).request_id == id

@@ -405,8 +405,11 @@ class Serving(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    REFUSES_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """A warmed worker is attached, and the service is not draining."""
+    refuses: _builtins.bool
+    """Redis refuses what is new until a person mends it. Requests that come are refused with the reason."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """What the workers run; set with the first `ready` on a link, and whenever it has changed since."""
@@ -421,10 +424,11 @@ class Serving(_message.Message):
         ready: _builtins.bool = ...,
         model: _common_pb2.ModelInfo | None = ...,
         load: Global___Load | None = ...,
+        refuses: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model", "ready", b"ready", "refuses", b"refuses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
