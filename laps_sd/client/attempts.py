@@ -26,6 +26,7 @@ _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _CONNECTION = (*_BROKEN, grpc.StatusCode.DEADLINE_EXCEEDED)
 # How gRPC begins what it says then; the last two of names, in newer and in older versions.
 _NEVER_SENT = ("failed to connect", "errors resolving", "DNS resolution failed")
+_REFUSED_STREAM = "RST_STREAM with error code 7"  # of HTTP/2 (RFC 9113, 8.7): the server has done nothing with the call
 
 
 @dataclass(slots=True)
@@ -88,7 +89,8 @@ class Attempts:
         self._again_at = now + pause_s
         if self._broken_at is None or not broken or self._again_at > self._broken_at + self.patience_s:
             refused = (self.again or not self.begun) and told_s > 0
-            never_sent = not self.begun and broken and (error.details() or "").startswith(_NEVER_SENT)
+            said = error.details() or ""
+            never_sent = not self.begun and broken and (said.startswith(_NEVER_SENT) or _REFUSED_STREAM in said)
             self._unreached = (self._unreached + 1) % targets if never_sent else 0
             if self._unreached:  # the others have not been asked yet
                 return pause_s

@@ -83,6 +83,14 @@ def test_a_server_that_was_not_reached_is_tried_again(clock: Clock) -> None:
     assert [attached(clock).pause_s(NOBODY), attached(clock).pause_s(BROKEN)] == [0.1, None]
 
 
+def test_a_call_that_the_server_has_not_begun_is_made_again(clock: Clock) -> None:
+    """In a burst a server may count streams that the client has closed already."""
+    said = "Stream removed (RST_STREAM (Received RST_STREAM with error code 7))"
+    assert attached(clock).pause_s(Status(grpc.StatusCode.UNAVAILABLE, said)) == 0.1
+    cancelled = said.replace("7", "8")
+    assert attached(clock).pause_s(Status(grpc.StatusCode.UNAVAILABLE, cancelled)) is None
+
+
 def test_a_retry_is_a_round_of_all_addresses_that_nobody_answers(clock: Clock) -> None:
     """In turn. One that answers ends the round."""
     attempts = Attempts(inference_pb2.GenerateRequest(), max_retries=2, again=False, clock=clock)
