@@ -15,9 +15,8 @@ def _run() -> None:
     # gRPC's own lines, such as those of handshakes that fail, are no words of ours. It reads this when it is loaded; so
     # do the services that this program starts.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal may not know each letter of an answer
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty():
+        sys.stdout.reconfigure(errors="replace")  # a terminal may not know each letter of an answer
     from laps_sd.cli import app
 
     app(prog_name="laps-sd")

@@ -1,5 +1,6 @@
 """Commands that are loaded when they are called, and errors of usage as one sentence. No command lives here."""
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -56,10 +57,10 @@ class Program(TyperGroup):
         except ModuleNotFoundError as error:
             typer.echo(f"laps-sd: this command needs the package {error.name}, which is not here", err=True)
             code = 1
-        except OSError as error:  # of what it prints, too: a disk may be full
-            if isinstance(error, BrokenPipeError):
-                raise
-            typer.echo(f"laps-sd: {error.filename or 'output'}: {error.strerror or error}", err=True)
+        except BrokenPipeError:
+            raise
+        except (OSError, UnicodeEncodeError) as error:
+            typer.echo(f"laps-sd: {_words(error)}", err=True)
             code = 1
         except typer.Abort:
             code = 1
@@ -71,6 +72,15 @@ def fail(error: ValueError | OSError, file: Path | None) -> NoReturn:
     words = (error.filename or file, error.strerror) if isinstance(error, OSError) else (file, error)
     typer.echo(": ".join(("laps-sd", *(str(word) for word in words if word))), err=True)
     raise typer.Exit(1) from error
+
+
+def _words(error: OSError | UnicodeEncodeError) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        letter = error.object[error.start]
+        return f"output: {letter!a} is no letter of its encoding, {error.encoding}: set PYTHONIOENCODING=utf-8"
+    of_output = error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF)
+    words = (error.filename or ("output" if of_output else None), error.strerror or str(error) or type(error).__name__)
+    return ": ".join(filter(None, words))
 
 
 def _sentence(error: typer.TyperException) -> str:

@@ -80,7 +80,8 @@ def read(kind: type[Settings], service: str) -> Settings:
 
 def refuse_misspelt_variables(kind: type[ServiceSettings]) -> None:
     """Raises ValueError."""
-    refuse_misspelt(str(kind.model_config["env_prefix"]), (*kind.model_fields, *kind.of_up))
+    of_up = tuple(name.upper() for name in kind.of_up)
+    refuse_misspelt(str(kind.model_config["env_prefix"]), kind.model_fields, of_up)
     refuse_misspelt(str(Tls.model_config["env_prefix"]), Tls.model_fields)
 
 

@@ -140,7 +140,8 @@ class Persister:
         self._progress.set()
         self._progress = asyncio.Event()
 
-    async def _commit(self, writes: list[Write]) -> list[Verdict]:
+    async def _commit(self, writes: list[Write], *, full: bool = False) -> list[Verdict]:
+        """`full`: a commit of nothing while the store has no room for others, whose outage goes on."""
         wait_s = RETRY_S  # not tenacity: it leaves reference cycles behind after each commit
         refused_s = 0.0
         clock = asyncio.get_running_loop().time
@@ -149,7 +150,7 @@ class Persister:
             try:
                 verdicts = await self._commit_once(writes)
                 self.refusal, self._answered_at = "", clock()
-                if self._outage.over():
+                if not full and self._outage.over():
                     structlog.get_logger().info("store_answers")
                 self.acknowledged.set()
                 return verdicts
@@ -163,7 +164,9 @@ class Persister:
                     self.refusal = str(error)
                     structlog.get_logger().error("store_refuses", reason=self.refusal)
                 if isinstance(error, StoreFull) and writes:  # nothing of it was written, and its number is free
-                    await self._commit([])  # shows that this leader lives: a standby could write no more than it
+                    await self._commit(
+                        [], full=True
+                    )  # shows that this leader lives: a standby could write no more than it
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, MAX_RETRY_S)
 

@@ -4,7 +4,9 @@ service says already that this worker is coming."""
 import asyncio
 import logging
 import signal
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -37,22 +39,27 @@ from worker_service.sizing import by_device, sized
 async def load_engine(settings: Settings, group: Group | None) -> Loaded:
     """The model and its engine. Raises ModelError. `group`: the processes that share the model with this one, which
     leads them."""
-    return await _loaded(settings, await beside(load_share, settings, group), group)
+    return await _loaded(settings, await _run(group)(load_share, settings, group), group)
+
+
+def _run(group: Sharers | None) -> Callable[..., Awaitable[Any]]:
+    """In a thread. Where others share the model a stop waits for it: they may wait for us in there."""
+    return asyncio.to_thread if group else beside
 
 
 async def _lead_engine(settings: Settings, leader: Leader) -> Loaded:
     """As load_engine, over stages."""
-    model = await beside(_load, settings, Ranks.from_environment())
-    await beside(leader.loaded)
+    model = await asyncio.to_thread(_load, settings, Ranks.from_environment())
+    await asyncio.to_thread(leader.loaded)
     return await _loaded(settings, model, leader)
 
 
 async def _loaded(settings: Settings, model: LoadedModel, group: Sharers | None) -> Loaded:
     if by_device(settings, model.device, 2 if group else 1):
-        settings = await beside(sized, settings, model)
+        settings = await _run(group)(sized, settings, model)
     check_kv_tokens(settings.kv_tokens, model.context_tokens)
     context_tokens = min(model.context_tokens, settings.kv_tokens)
-    engine = await beside(build_engine, settings, model, context_tokens, group)
+    engine = await _run(group)(build_engine, settings, model, context_tokens, group)
     if settings.pace:
         runner: Runner = PacedRunner(engine, settings.slots, settings.threads, Pace(settings.pace))
     else:

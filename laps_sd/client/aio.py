@@ -23,6 +23,7 @@ class AsyncClient(Base):
     """
 
     _opened: tuple[asyncio.AbstractEventLoop, list[Connection]] | None = None
+    _closed = 0  # how often
 
     async def __aenter__(self) -> Self:
         return self
@@ -31,13 +32,17 @@ class AsyncClient(Base):
         await self.close()
 
     async def close(self) -> None:
-        """Hangs up. A later call opens new connections."""
+        """Hangs up: calls that run raise NotServing. A later call opens new connections."""
         opened, self._opened = self._opened, None
+        self._closed += 1
         for each in opened[1] if opened else []:
             await each.channel.close()
 
-    def _to(self, at: int) -> Connection:
-        """The connection to target number `at`. An event loop cannot use another's."""
+    def _to(self, at: int, closed: int) -> Connection:
+        """The connection to target number `at`. An event loop cannot use another's. `closed`: how often the client had
+        been when the call began; raises NotServing if it was since."""
+        if self._closed != closed:
+            raise NotServing(CLOSED)
         loop = asyncio.get_running_loop()
         if self._opened is None or self._opened[0] is not loop:
             self._opened = loop, self._open(grpc.aio)
@@ -62,11 +67,12 @@ class AsyncClient(Base):
         return self._chunks(self._resuming(request_id, offset, timeout_s))
 
     async def _chunks(self, attempts: Attempts) -> AsyncGenerator[Chunk, None]:
+        closed = self._closed
         while not attempts.whole:
             at = self._at
-            call = self._stream_call(self._to(at), attempts)
+            call = self._stream_call(self._to(at, closed), attempts)
             try:
-                with self._told_if_closed():
+                with self._told_if_closed(closed):
                     async for message in call:
                         yield attempts.got(message)
                 attempts.ended()
@@ -123,12 +129,12 @@ class AsyncClient(Base):
     async def ready(self, timeout_s: float | None = 60.0) -> None:
         """Returns once a warmed worker serves; raises NotServing after `timeout_s` seconds (None: never), or as soon as
         it is clear that waiting is of no use."""
-        attempts, cause = self._waiting(timeout_s), None
+        attempts, cause, closed = self._waiting(timeout_s), None, self._closed
         while True:
             at, pause_s = self._at, FIRST_PAUSE_S
-            call = self._health_call(self._to(at), attempts)
+            call = self._health_call(self._to(at, closed), attempts)
             try:
-                with self._told_if_closed():
+                with self._told_if_closed(closed):
                     async for answer in call:
                         if answer.value == SERVING:
                             return
@@ -145,26 +151,25 @@ class AsyncClient(Base):
             await asyncio.sleep(pause_s)
 
     async def _ask(self, method: str, attempts: Attempts) -> Any:
+        closed = self._closed
         while True:
             at = self._at
             try:
-                to = self._to(at)
-                with self._told_if_closed():
-                    return await self._call(to, method, attempts)
+                with self._told_if_closed(closed):
+                    return await self._call(self._to(at, closed), method, attempts)
             except grpc.RpcError as error:
                 pause_s = await self._pause_s(attempts, error, at)
             await asyncio.sleep(pause_s)
 
     @contextmanager
-    def _told_if_closed(self) -> Iterator[None]:
+    def _told_if_closed(self, closed: int) -> Iterator[None]:
         """gRPC cancels what waits on a connection that `close` ends. That is no cancellation of the task: it raises
-        NotServing."""
-        opened = self._opened
+        NotServing. `closed`: as in `_to`."""
         try:
             yield
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._opened is opened or (task and task.cancelling()):
+            if self._closed == closed or (task and task.cancelling()):
                 raise
             raise NotServing(CLOSED) from None
 

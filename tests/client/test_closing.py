@@ -6,8 +6,9 @@ import threading
 import pytest
 
 from laps_sd import AsyncClient, Client
-from laps_sd.client import NotServing
+from laps_sd.client import NotServing, QueueFull
 from tests.client.scripted import Gateway, chunk, serving
+from tests.waiting import until
 
 WAITS = [chunk(0, [1], "a"), None]
 CLOSED = "this client was closed"
@@ -28,6 +29,21 @@ async def test_a_call_that_runs_when_its_client_is_closed_raises_a_request_error
         for task in tasks:
             with pytest.raises(NotServing, match=CLOSED):
                 await task
+
+
+async def test_a_detached_stream_does_not_open_the_connections_again() -> None:
+    full = QueueFull("full", retry_after_ms=2000)
+    with serving(Gateway([full], [chunk(0, [1], "a"), None])) as gateway:
+        client = AsyncClient(gateway.target)
+        task = asyncio.create_task(client.complete("x", on_disconnect="detach"))
+
+        async def asked() -> bool:
+            return len(gateway.asked) == 1
+
+        await until(asked)
+        await client.close()
+        with pytest.raises(NotServing, match=CLOSED):
+            await task
 
 
 async def test_a_task_that_is_cancelled_while_its_client_is_closed_stays_cancelled() -> None:

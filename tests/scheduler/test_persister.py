@@ -159,8 +159,11 @@ async def test_commits_without_writes_take_no_number_from_one_that_waits_for_mem
     persister = Persister(store, 1, ledger, lambda: None)
     running = asyncio.create_task(persister.run(await store.lead(1)))
     persister.put([ours(ledger, "a")])
-    async with asyncio.timeout(WAIT_S):
-        await told.wait()
+    with capture_logs() as logs:
+        async with asyncio.timeout(WAIT_S):
+            await told.wait()
+    causes = [line.get("error", line["event"]) for line in logs]
+    assert causes == ["out of memory", "timed out", "store_answers"]  # not after each commit of nothing
     assert store.beats > 2
     assert list(store.requests) == ["a"]
     running.cancel()

@@ -23,6 +23,7 @@ from tests.tiny_model import make_tiny_model
 from worker_service.config import Settings as WorkerSettings
 from worker_service.drafting.config import Settings as DrafterSettings
 from worker_service.engine.warm_up import WARM_UP_TOKENS
+from worker_service.vllm_engine.config import Settings as VllmSettings
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_a_service_refuses_a_misspelt_variable(
     assert capsys.readouterr().err == f"gateway: LAPS_SD_{wrong} is no setting; did you mean LAPS_SD_{meant}?\n"
 
 
-@pytest.mark.parametrize("kind", [WorkerSettings, SchedulerSettings, GatewaySettings, DrafterSettings])
+@pytest.mark.parametrize("kind", [WorkerSettings, VllmSettings, SchedulerSettings, GatewaySettings, DrafterSettings])
 def test_no_service_takes_a_variable_of_up_for_a_misspelt_one(
     kind: type[ServiceSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,16 @@ def test_no_service_takes_a_variable_of_up_for_a_misspelt_one(
         if prefix == f"LAPS_SD_{str(flag.service).upper()}_":
             monkeypatch.setenv(f"{prefix}{name.upper()}", "1")
     refuse_misspelt_variables(kind)
+
+
+@pytest.mark.parametrize(("one", "other"), [(WorkerSettings, VllmSettings), (VllmSettings, WorkerSettings)])
+def test_a_worker_leaves_the_variables_of_another_engine_alone(
+    one: type[ServiceSettings], other: type[ServiceSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docker-compose.yml sets LAPS_SD_WORKER_DEVICE for whichever it is."""
+    for name in one.model_fields:
+        monkeypatch.setenv(f"LAPS_SD_WORKER_{name.upper()}", "1")
+    refuse_misspelt_variables(other)
 
 
 def test_a_misspelt_variable_of_a_service_is_told_before_anything_starts(
