@@ -88,15 +88,16 @@ async def test_a_model_is_ready_where_a_worker_serves_it_and_not_because_one_ser
             return bool((await stub.ModelReady(oip.ModelReadyRequest(name=name))).ready)
 
         assert [await ready(name) for name in ("tiny", "other")] == [True, True]
-        await made.links["b"][0].send(serving=pb.Serving(ready=False))
 
         async def heard() -> bool:
             return not await ready("other")
 
-        await until(heard)
-        assert await ready("tiny")
-        await made.links["b"][0].send(serving=pb.Serving(ready=True))
-        await until(lambda: ready("other"))
+        for away in (pb.Serving(ready=False), pb.Serving(ready=True, refuses=True)):
+            await made.links["b"][0].send(serving=away)
+            await until(heard)
+            assert await ready("tiny")
+            await made.links["b"][0].send(serving=pb.Serving(ready=True))
+            await until(lambda: ready("other"))
         made.write(version=2, drain="a")
 
         async def drains() -> bool:
@@ -377,7 +378,7 @@ def test_two_choices_balance_what_one_would_not() -> None:
     waits = {f"c{number}": float(number) for number in range(8)}
 
     class FakeLink:
-        ready, feeds = True, ()
+        ready, refuses, feeds = True, False, ()
 
         def __init__(self, name: str) -> None:
             self.model = type("Model", (), {"name": "m"})
