@@ -54,8 +54,8 @@ class Tls(BaseSettings):
 
         try:
             end = x509.load_pem_x509_certificate(self.cert.read_bytes()).not_valid_after_utc
-        except (OSError, ValueError) as error:
-            return f"{self.cert}: {error}"
+        except (OSError, ValueError):
+            return ""  # OpenSSL has read it, which knows more kinds of PEM
         return f"{self.cert} expired on {end:%Y-%m-%d}: renew it" if end < datetime.now(UTC) else ""
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
