@@ -38,10 +38,10 @@ class AsyncClient(Base):
         for each in opened[1] if opened else []:
             await each.channel.close()
 
-    def _to(self, at: int, closed: int) -> Connection:
+    def _to(self, at: int, closed: int | None = None) -> Connection:
         """The connection to target number `at`. An event loop cannot use another's. `closed`: how often the client had
-        been when the call began; raises NotServing if it was since."""
-        if self._closed != closed:
+        been when the call began (None: it begins now); raises NotServing if it was since."""
+        if closed not in (None, self._closed):
             raise NotServing(CLOSED)
         loop = asyncio.get_running_loop()
         if self._opened is None or self._opened[0] is not loop:
