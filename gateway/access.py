@@ -21,17 +21,18 @@ caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)  # of the cal
 
 _INFERENCE = "/laps_sd.v1.Inference/"
 _OIP = "/inference.GRPCInferenceService/"
-_EITHERS = ("Cancel", "GetRequest")  # of one's own requests, or of all tenants'
+_OWN_OR_ALL = ("Cancel", "GetRequest")  # for one's own requests with one right, for all tenants' with the other
 _OF_MODELS = ("ModelInfer", "ModelStreamInfer", "ModelMetadata", "ModelConfig")
 # The calls that a port serves, and the rights of which each needs one.
 OWN = {
-    **{_INFERENCE + name: {Right.GENERATE} for name in ("Generate", "Resume", *_EITHERS)},
+    **{_INFERENCE + name: {Right.GENERATE} for name in ("Generate", "Resume", *_OWN_OR_ALL)},
     **{_OIP + name: {Right.GENERATE} for name in _OF_MODELS},
 }
 ADMIN = {
-    _INFERENCE + name: {Right.ADMIN} for name in ("Stats", "ListRequests", "ComparePolicies", "DrainWorker", *_EITHERS)
+    _INFERENCE + name: {Right.ADMIN}
+    for name in ("Stats", "ListRequests", "ComparePolicies", "DrainWorker", *_OWN_OR_ALL)
 }
-ALL = OWN | ADMIN | {_INFERENCE + name: set(Right) for name in _EITHERS}
+ALL = OWN | ADMIN | {_INFERENCE + name: set(Right) for name in _OWN_OR_ALL}
 # These need no key: they tell nothing secret.
 _OPEN = (
     "/grpc.health.v1.",

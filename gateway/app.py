@@ -199,7 +199,7 @@ def _max_calls(settings: Settings) -> int:
 def make_server(
     settings: Settings, keys: Keys | None, calls: Mapping[str, Set[Right]], services: Sequence[str]
 ) -> Server:
-    """A server of `services`. `calls`: the methods that it serves, and the right that each needs."""
+    """A server of `services`. `calls`: the methods that it serves, and the rights of which each needs one."""
     max_calls = _max_calls(settings)
     return Server(
         services,

@@ -151,7 +151,7 @@ class Connection:
             await asyncio.sleep(BACKOFF_MIN_S)
 
     def _log_failure(self, state: RetryCallState) -> None:
-        """That a scheduler is not there yet is no outage."""
+        """A scheduler that is not there yet, soon after the start, is no outage."""
         if not self._was_up and (state.seconds_since_start or 0.0) <= START_S:
             return
         error = state.outcome.exception() if state.outcome else None

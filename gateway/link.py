@@ -38,7 +38,7 @@ class Link:
         on_ready: Callable[[], Awaitable[None]],
         wants_load: bool = False,
     ) -> None:
-        """`on_ready` is called when the scheduler becomes ready, or no longer is. `wants_load`: as in Connection."""
+        """`on_ready` is called when `ready` or `refuses` (its store does) changes. `wants_load`: as in Connection."""
         self.ready = self.refuses = False
         self.lost = False  # away for so long that the clients of all streams were told: nobody reads here
         self.model: TextModel | None = None

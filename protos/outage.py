@@ -1,10 +1,10 @@
-"""What is logged of a peer that cannot be reached: each reason once. No connection lives here."""
+"""Decides which failures of a connection are logged: of each outage every reason once. No connection lives here."""
 
 _MOST = 4  # reasons told of one outage
 
 
 class Outage:
-    """Between two connections, or before the first one."""
+    """An outage lasts from the end of a connection, or from the start, until the next connection."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()

@@ -1,5 +1,5 @@
-"""What takes long beside the event loop: loading a model. A process that is told to end waits for no load, by which
-nothing is lost. What is loaded is not known here."""
+"""Loads a model beside the event loop. A process that is told to end does not wait for a load: nothing is lost by that.
+How a model is loaded is not known here."""
 
 import asyncio
 import os
@@ -37,8 +37,8 @@ async def beside(load: Callable[..., T], *arguments: Any) -> T:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process. Where a load is still under way at once: an orderly end would wait for its thread, or pull
-    Python away from under a library."""
+    """End the process. While a load is still under way it ends without Python's own clean-up, which would take away
+    what the load's thread still uses."""
     if any(thread.name == _NAME for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -43,7 +43,8 @@ async def load_engine(settings: Settings, group: Group | None) -> Loaded:
 
 
 def _run(group: Sharers | None) -> Callable[..., Awaitable[Any]]:
-    """In a thread. Where others share the model a stop waits for it: they may wait for us in there."""
+    """How a load is run in a thread. Where other processes share the model, a stop waits for the load: those processes
+    may be waiting for ours in it."""
     return asyncio.to_thread if group else beside
 
 

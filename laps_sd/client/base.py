@@ -151,13 +151,8 @@ class Base:
 
     def _not_ready(self, attempts: Attempts, error: grpc.RpcError, cause: Cause | None) -> NotServing:
         late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        why = (
-            cause.words
-            if cause
-            else "it has no warmed worker, or its Redis refuses"
-            if late
-            else request_error(error).message
-        )
+        waits = "it has no warmed worker, or its Redis refuses"
+        why = cause.words if cause else waits if late else request_error(error).message
         bound = "" if attempts.timeout_s == MOST_S else f" (waited {attempts.timeout_s:g} s at most)"
         return NotServing(f"{self.target} is not ready: {why}{bound}")
 

@@ -1,4 +1,4 @@
-"""What a client says once it was closed: in a call that runs then, and in later ones."""
+"""A client that was closed says so: in a call that runs then, and in later ones."""
 
 import asyncio
 import threading

@@ -1,8 +1,9 @@
 """Fixtures of the scheduler's tests."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import redis
 
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore, RedisStore, Store
@@ -14,6 +15,13 @@ async def store(redis_url: str, namespace: str) -> AsyncIterator[Switch]:
     made = Switch(redis_url, namespace=namespace)
     yield made
     await made.close()
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Iterator[redis.Redis]:
+    """Redis as a person reaches it, who may damage or mend what is stored."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
 
 
 @pytest.fixture(params=["redis", "memory"])

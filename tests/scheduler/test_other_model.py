@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from unittest.mock import AsyncMock
@@ -29,12 +29,6 @@ async def store(redis_url: str, namespace: str) -> AsyncIterator[RedisStore]:
     made = RedisStore(redis_url, namespace=namespace)
     yield made
     await made.close()
-
-
-@pytest.fixture
-def raw(redis_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
 
 
 def other_model(fingerprint: str = "g") -> Any:

@@ -1,6 +1,6 @@
 """A scheduler that starts on what earlier code left in Redis, and on records that nobody can read."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import redis
@@ -26,12 +26,6 @@ async def store(redis_url: str, namespace: str) -> AsyncIterator[RedisStore]:
     made = RedisStore(redis_url, namespace=namespace)
     yield made
     await made.close()
-
-
-@pytest.fixture
-def raw(redis_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
 
 
 async def all_set_aside(leader: Leader) -> None:

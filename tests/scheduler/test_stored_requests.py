@@ -1,6 +1,6 @@
 """What of a stored request may be missing, what may be new, and what makes it unreadable. On a real Redis."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -23,12 +23,6 @@ async def store(redis_url: str, namespace: str) -> AsyncIterator[RedisStore]:
     made = RedisStore(redis_url, namespace=namespace)
     yield made
     await made.close()
-
-
-@pytest.fixture
-def raw(redis_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a service logs: its own words, and what libraries say by `logging`."""
+"""Logs of a service: its own words, and warnings of libraries that use `logging`."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What is logged of an outage: each of its reasons once."""
+"""Of an outage each reason is logged once."""
 
 from protos.outage import Outage
 
