@@ -20,8 +20,8 @@ struct Matrix {
 namespace {
 
 constexpr int GRAIN = 16;  // each group is some grains
-constexpr int PACKED_ROWS = REGISTERS == 16 ? 5 : 8;  // at a time where words of weights need registers, too
-constexpr int REGISTER_ROWS = 8;  // more rows share weights that were widened into memory
+// At a time where words of weights need registers, too. More rows than that share weights that were widened into memory.
+constexpr int PACKED_ROWS = REGISTERS == 16 ? 5 : 8;
 
 // Activations as 16-bit numbers: finer than bfloat16, multiplied by integers without rounding, and summed likewise.
 struct Fixed {
@@ -201,10 +201,10 @@ void add_part(const Floats (&part)[ROWS][VECTORS], const Start& start, bool firs
         }
 }
 
-// ROWS rows from `first` on times the weights begin..begin + count of panel `p`, which are widened in registers.
+// ROWS rows times the weights begin..begin + count of panel `p`, which are widened in registers.
 template <int BITS, int ROWS>
-void few_rows_part(const float* a, const Matrix& weight, int p, const Start& start, float* out, int first, int n, int k,
-                   int begin, int count) {
+void few_rows_part(const float* a, const Matrix& weight, int p, const Start& start, float* out, int n, int k, int begin,
+                   int count) {
     constexpr int EACH = 32 / BITS, VECTORS = at_once(ROWS + 1, PANEL / LANES);
     const int64_t panels = omp_get_num_threads(), groups = k / weight.group;
     const int64_t bytes = int64_t(PANEL) * k * BITS / 8, ahead = panels * groups * PANEL;
@@ -233,11 +233,11 @@ void few_rows_part(const float* a, const Matrix& weight, int p, const Start& sta
                     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
                         for (int v = 0; v < VECTORS; v++)
-                            part[r][v] = multiply_add(part[r][v], a + int64_t(first + r) * k + i + place, row[v]);
+                            part[r][v] = multiply_add(part[r][v], a + int64_t(r) * k + i + place, row[v]);
                 }
             }
         }
-        add_part(part, start, begin == 0, first, c, out, n);
+        add_part(part, start, begin == 0, 0, c, out, n);
     }
 }
 
@@ -278,11 +278,11 @@ template <int BITS>
 void rows_times_few_bits(const float* a, const Matrix& weight, int p, const Start& start, float* out, int rows, int n, int k) {
     for (int begin = 0, count; begin < k; begin += count) {
         count = std::min(CHUNK, k - begin);
-        if (rows > REGISTER_ROWS)
+        if (rows > PACKED_ROWS)
             many_rows_part<BITS>(a, weight, p, start, out, rows, n, k, begin, count);
         else
-            in_groups<PACKED_ROWS>(rows, [&](int first, auto number) {
-                few_rows_part<BITS, number>(a, weight, p, start, out, first, n, k, begin, count);
+            as_constant<PACKED_ROWS>(rows, [&](auto number) {
+                few_rows_part<BITS, number>(a, weight, p, start, out, n, k, begin, count);
             });
     }
 }
