@@ -183,6 +183,7 @@ def http_app(settings: Settings, keys: Keys | None, front: Front, metrics: Metri
         Access(keys, _max_calls(settings), strangers=settings.for_strangers, origins=settings.cors_origins),
         most_body_bytes=settings.max_input_bytes + OTHER_FIELDS_BYTES,
         cors_origins=settings.cors_origins,
+        answers=metrics.http_answers,
     )
 
 

@@ -18,6 +18,9 @@ class Metrics(Families):
         super().__init__(prefix, model)
         self.lag = loop_lag(self)
         self.requests = self.counts("requests", "Streams that ended, by gRPC status", "status")
+        self.http_answers = self.counts(
+            "http_responses", "Answers of the HTTP port under /v1, by HTTP status", "status"
+        )
         self.ignored_fields = self.counts("http_ignored_fields", "Fields of HTTP bodies that nobody here knows", "path")
         text = "Requests finished at the call that submitted them, by finish reason: Resume counts nothing"
         self.success = self.counts("request_success", text, "finished_reason")

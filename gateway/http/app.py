@@ -2,6 +2,7 @@
 a door does lives with that door."""
 
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from email.utils import formatdate
 from importlib.metadata import version
@@ -32,10 +33,18 @@ VERSION = version("laps-sd")
 
 
 def make_app(
-    routes: Iterable[Route], access: Access, *, most_body_bytes: int, cors_origins: Sequence[str] = ()
+    routes: Iterable[Route],
+    access: Access,
+    *,
+    most_body_bytes: int,
+    cors_origins: Sequence[str] = (),
+    answers: Counter[str] | None = None,
 ) -> Starlette:
-    """`cors_origins`: pages of these origins may ask from a browser; none: only pages of this port itself."""
+    """`cors_origins`: pages of these origins may ask from a browser; none: only pages of this port itself. `answers`:
+    counts those of the API, by status."""
     surroundings = [Middleware(RequestId)]
+    if answers is not None:
+        surroundings.append(Middleware(Counted, answers=answers))
     if cors_origins:
         surroundings.append(
             Middleware(
@@ -78,6 +87,22 @@ def common_routes(front: Front, registry: CollectorRegistry, *, metrics_right: R
         route("/version", version, right=None),
         route("/metrics", metrics, right=metrics_right),
     ]
+
+
+class Counted:
+    """Counts the API's answers by status, those too that no route has seen. Probes and scrapes would be the most."""
+
+    def __init__(self, app: ASGIApp, answers: Counter[str]) -> None:
+        self._app, self._answers = app, answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._answers[str(message["status"])] += 1
+            await send(message)
+
+        api = scope["type"] == "http" and scope["path"].startswith("/v1/")
+        await self._app(scope, receive, counted if api else send)
 
 
 class RequestId:

@@ -100,6 +100,16 @@ async def test_metrics_and_version_are_served() -> None:
         assert (await client.get("/version")).json().keys() == {"version"}
 
 
+async def test_answers_of_the_api_are_counted_by_status_and_refusals_too() -> None:
+    async with port() as (_, client):
+        for path in ("/health", "/v1/nope", "/v1/neither"):
+            await client.get(path)
+        await client.delete("/v1/models")
+        told = (await client.get("/metrics")).text
+        counted = re.findall(r'laps_sd_http_responses_total\{.*status="(\d+)"\} (\S+)', told)
+        assert dict(counted) == {"404": "2.0", "405": "1.0"}
+
+
 async def test_every_answer_has_a_request_id_and_a_valid_one_of_the_client_is_kept() -> None:
     async with port() as (_, client):
         assert len((await client.get("/nope")).headers["x-request-id"]) == 32
