@@ -11,7 +11,7 @@ from gateway.openai.fields import UINT32, Own
 from protos.errors import BadInput
 from protos.times import seconds
 from protos.v1 import types_pb2
-from protos.v1.status_pb2 import RequestState, RequestStatus
+from protos.v1.status_pb2 import RequestState, RequestStatus, WaitReason
 
 SomeOwn = TypeVar("SomeOwn", bound=Own)
 LAST_EVENT_ID = "last-event-id"
@@ -74,7 +74,10 @@ def _why(request: RequestStatus) -> str:
     match request.state:
         case RequestState.REQUEST_STATE_WAITING:
             place = f" on worker {request.worker_id}" if request.worker_id else ", and no worker has room for it yet"
-            return f"it has not run yet: {before}{place}"
+            if request.wait_reason == WaitReason.WAIT_REASON_NO_WORKER:
+                place = ", and no worker is attached"
+            so_far = "it has not run yet" if not request.output_tokens else "it waits to go on"
+            return f"{so_far}: {before}{place}"
         case RequestState.REQUEST_STATE_PAUSED:
             return f"it was paused to let others run: {before}"
         case RequestState.REQUEST_STATE_RUNNING:

@@ -48,6 +48,7 @@ class Frames:
             "decision_s": seconds(stats.report_to_command_p50),
             "rates": _rates(stats, then, apart_s),
             "workers": [_worker(one, then, apart_s) for one in stats.workers],
+            "loading": list(stats.loading_workers),
             "requests": [_request(one, now_s) for one in listed.requests],
         }
         return json.dumps(told, separators=(",", ":"), allow_nan=False)
@@ -80,6 +81,7 @@ def _worker(worker: status_pb2.WorkerStatus, then: status_pb2.StatsResponse | No
         "placed": worker.placed,
         "kv": round(1 - worker.free_blocks / worker.blocks, 4) if worker.blocks else None,
         "idle": round(worker.idle_share, 4),
+        "draining": worker.draining,
         "tokens_per_s": _rate(worker, before, "output_tokens", apart_s),
     }
 

@@ -4,7 +4,7 @@ import { ask, byId, keyed, make, mark, meter, say, Trend } from "./parts.js";
 import { keepComparing } from "./policies.js";
 import { watchBox } from "./prompt.js";
 import { showQueue, showRequests } from "./requests.js";
-import { known, number, share, short, time } from "./words.js";
+import { known, list, number, share, short, time } from "./words.js";
 
 const SECOND = 1000;
 const workers = new Map();
@@ -39,7 +39,10 @@ function showFigures(frame) {
 function everySecond() {
   // Where the scheduler answers slowly an open feed is silent for long: see feed.py.
   const patience = feed?.readyState === EventSource.OPEN ? 20 : 4;
-  if (feed && !document.hidden && performance.now() - heard > patience * SECOND) connection("away", "connecting again");
+  if (feed && !document.hidden && performance.now() - heard > patience * SECOND) {
+    connection("away", "connecting again");
+    follow(); // a connection that a proxy or a sleeping machine has forgotten stays open, and silent
+  }
   if (latest && feed?.readyState === EventSource.OPEN) {
     figures.tokens.trend.add(latest.rates.output_tokens);
     figures.live.trend.add(latest.running + latest.paused + latest.waiting);
@@ -49,7 +52,10 @@ function everySecond() {
 
 function showWorkers(frame) {
   keyed(byId("workers"), workers, frame.workers, (one) => one.id, makeWorker, (worker, one) => updateWorker(worker, one, frame));
-  if (!frame.workers.length) say(byId("workers"), "No worker is attached, so nothing can run. laps-sd up starts one.");
+  if (frame.workers.length) return;
+  const loads = frame.loading.length === 1 ? "loads" : "load";
+  const coming = frame.loading.length ? `${list(frame.loading)} ${loads} the model.` : "laps-sd up starts one.";
+  say(byId("workers"), `No worker is attached, so nothing can run. ${coming}`);
 }
 
 function makeWorker(one) {
@@ -68,7 +74,7 @@ function updateWorker(worker, one, frame) {
     mark(box.node, "class", slot.id ? "slot busy" : "slot");
     say(box.node, slot.id ? short(slot.id) : "free");
   });
-  say(worker.speed, `${number(one.tokens_per_s)} tokens/s`);
+  say(worker.speed, `${one.draining ? "draining, " : ""}${number(one.tokens_per_s)} tokens/s`);
   const [drafted, accepted] = here.flatMap((request) => request.recent).reduce(([d, a], [, drafts, right]) => [d + drafts, a + right], [0, 0]);
   worker.meters.kv.set(one.kv, share(one.kv));
   worker.meters.guesses.set(drafted ? accepted / drafted : 0, drafted ? share(accepted / drafted) : "–");

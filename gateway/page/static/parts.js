@@ -78,7 +78,7 @@ export function keyed(parent, nodes, items, key, create, update) {
 }
 
 // What a request of the page's own brought back; `signal` may abort it. Throws the server's sentence.
-export async function ask(path, body, signal) {
+export async function ask(path, body, signal = AbortSignal.timeout(30000)) {
   const options = body === undefined ? {} : { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
   const answer = await fetch(path, { credentials: "same-origin", signal, ...options });
   if (!answer.ok) {

@@ -96,7 +96,7 @@ function makeRow(request) {
 
 function updateRow(row, one, frame) {
   mark(row.node, "class", `request ${one.state}${own.has(one.id) ? " own-request" : ""}`);
-  say(row.chip, one.state === "ended" ? "done" : one.state);
+  say(row.chip, one.state);
   const tags = [];
   if (own.has(one.id)) tags.push("yours");
   if (one.priority !== "default") tags.push(one.priority);
@@ -112,7 +112,7 @@ function updateRow(row, one, frame) {
   mark(row.track, "aria-valuenow", one.output);
   mark(row.track, "aria-valuemax", whole);
   mark(row.track, "aria-label", `tokens written by request ${short(one.id)}`);
-  say(row.tokens, ended ? `${number(one.output)} tokens` : `${number(one.output)} of about ${number(expected)} tokens`);
+  say(row.tokens, ended ? (one.output ? `about ${count(one.output, "token")}` : "") : `${number(one.output)} of about ${number(expected)} tokens`);
   drawRounds(row, one);
   say(row.next, outlook(one));
   say(row.why, because(one, frame.policy));
@@ -143,10 +143,11 @@ function drawRounds(row, one) {
 // What happens to it next, and why it stands where it stands.
 function outlook(one) {
   const left = known(one.ends_in_s) && one.ends_in_s > 0 ? `done in about ${time(one.ends_in_s)}` : "";
-  if (one.state === "ended") return `Done, ${time(one.age_s)} after it came`;
+  if (one.state === "ended") return `Ended, ${time(one.age_s)} after it came`; // finished or cancelled: no frame says
   if (one.state === "running") return left ? upper(left) : "Running";
   if (one.state === "paused") return left ? `Goes on later; ${left}` : "Goes on later";
   const starts = known(one.starts_in_s) && one.starts_in_s > 0 ? `starts in about ${time(one.starts_in_s)}` : "";
+  if (one.reason === "no_worker") return one.output ? "Goes on with the next worker" : "Starts with the next worker";
   if (!one.position) return starts ? upper(starts) : "Starts now";
   const ahead = one.position === 1 ? "One goes first" : `${number(one.position)} go first`;
   return starts ? `${ahead}; ${starts}` : ahead;
@@ -154,7 +155,8 @@ function outlook(one) {
 
 function because(one, policy) {
   const said = [];
-  if (one.state === "waiting") said.push(`Waited ${time(one.queued_s)}.`);
+  if (one.state === "ended") return "";
+  if (one.state === "waiting" && !one.output) said.push(`Waited ${time(one.queued_s)}.`);
   if (one.state === "running") said.push(`On ${one.worker || "a worker"}.`);
   const why = one.reason ? reason(one.reason, policy) : "";
   const them = why.startsWith("they") ? why : "";

@@ -153,6 +153,18 @@ async def test_why_a_request_waits() -> None:
         assert (said["submit_time"], said["estimated_start_time"]) == ("1970-01-01T00:00:01Z", None)
 
 
+async def test_a_request_that_lost_its_worker_is_not_said_to_wait_for_its_first_round() -> None:
+    async with door() as at:
+        at.scheduler.known["r"] = status_pb2.RequestStatus(
+            request_id="r",
+            state=status_pb2.REQUEST_STATE_WAITING,
+            wait_reason=status_pb2.WAIT_REASON_NO_WORKER,
+            output_tokens=53,
+        )
+        why = (await at.http.get("/v1/requests/r")).json()["why"]
+        assert why == "it waits to go on: 0 requests are served before it, and no worker is attached"
+
+
 async def test_an_end_is_told_only_where_there_was_something_to_end() -> None:
     async with door() as at:
         for state, live in ((status_pb2.REQUEST_STATE_RUNNING, True), (status_pb2.REQUEST_STATE_FINISHED, False)):

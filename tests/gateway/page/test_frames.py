@@ -34,6 +34,13 @@ def test_a_request_is_told_by_figures_and_by_why_it_waits() -> None:
     )
 
 
+def test_workers_that_load_or_drain_are_told() -> None:
+    draining = status_pb2.WorkerStatus(worker_id="w", slots=2, draining=True)
+    now = status_pb2.StatsResponse(read_time=timestamp(100.0), workers=[draining], loading_workers=["next"])
+    told = frame(Frames(), now, NOBODY)
+    assert (told["workers"][0]["draining"], told["loading"]) == (True, ["next"])
+
+
 def test_a_request_that_runs_has_no_reason() -> None:
     running = waiting(state=status_pb2.REQUEST_STATE_RUNNING, wait_reason=0, passed_by=[])
     (request,) = frame(Frames(), stats(100.0), inference_pb2.ListRequestsResponse(requests=[running]))["requests"]
