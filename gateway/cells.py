@@ -153,7 +153,9 @@ class Cells:
         if not (able := self.able(model)):
             if model and self.models() and model not in self.models():
                 raise UnknownModel(f"model: there is no such model; this service has {', '.join(self.models())}")
-            raise NotServing("no cell with a warmed worker", retry_after_ms=RETRY_AFTER_MS)
+            refusing = any(self.links[cell.name].refuses for cell in self._list.cells)
+            why = "those that have a worker refuse: see their schedulers' logs" if refusing else "no warmed worker"
+            raise NotServing(f"no cell takes new requests: {why}", retry_after_ms=RETRY_AFTER_MS)
         if beginning:
             own = max(able, key=lambda cell: weight(beginning, cell)).name
             full, _ = self.links[own].wait(priority, GATEWAYS)

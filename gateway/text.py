@@ -7,7 +7,10 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
-from jinja2.ext import loopcontrols
+import structlog
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -58,9 +61,15 @@ class TextModel:
         self._special_tokens = dict(info.special_tokens)
         try:
             self._tokenizer = Tokenizer.from_str(unpacked(info.tokenizer_json))
-            self._template = _environment().from_string(info.chat_template) if info.chat_template else None
         except Exception as error:  # the tokenizers library raises bare Exceptions
-            raise ValueError(f"model {info.name}: unusable tokenizer or chat template: {error}") from error
+            raise ValueError(f"model {info.name}: unusable tokenizer: {error}") from error
+        self._template: jinja2.Template | None = None
+        self._no_template = f"the model {info.name} has no chat template; send a prompt"
+        try:
+            self._template = _environment().from_string(info.chat_template) if info.chat_template else None
+        except jinja2.TemplateError as error:
+            self._no_template = f"the chat template of the model {info.name} is broken: {error}; send a prompt"
+            structlog.get_logger().warning("chat_template_broken", model=info.name, reason=str(error))
         # A request that does not fit is refused, never cut.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -117,8 +126,9 @@ class TextModel:
     ) -> str:
         """Raises BadChat, BadVariables."""
         if self._template is None:
-            raise BadChat(f"the model {self.name} has no chat template; send a prompt")
-        ours = {"messages": messages, "add_generation_prompt": generation_prompt, **self._special_tokens}
+            raise BadChat(self._no_template)
+        ours = {"messages": messages, "add_generation_prompt": generation_prompt, "tools": None, "documents": None}
+        ours |= self._special_tokens
         if taken := sorted(variables.keys() & (ours.keys() | _OURS | self._template.environment.globals.keys())):
             raise BadVariables(f"the service itself sets {', '.join(taken)}")
         try:
@@ -144,19 +154,37 @@ class TextModel:
         return Detokenizer(self._tokenizer, stop, min_tokens, self._bytes, self._special)
 
 
+class _Generation(Extension):
+    """`{% generation %}` marks what trainers learn from; what stands between it and its end is shown like the rest."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def _environment() -> jinja2.Environment:
     """Renders chat templates as transformers does (utils/chat_template_utils.py): sandboxed, nothing escaped."""
 
     def raise_exception(message: str) -> NoReturn:
         raise jinja2.TemplateError(message)
 
-    def tojson(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     def strftime_now(layout: str) -> str:
         return datetime.now().strftime(layout)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime_now

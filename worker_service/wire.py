@@ -166,10 +166,16 @@ def of_model(model: Described, context_tokens: int, vocab_size: int) -> common_p
         vocab_size=vocab_size,
         eos_ids=sorted(model.eos_ids),
         tokenizer_json=gzip.compress(tokenizer.backend_tokenizer.to_str().encode(), mtime=0),
-        chat_template=tokenizer.chat_template or "",
+        chat_template=_chat_template(tokenizer.chat_template),
         special_tokens={
             name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
         },
         refused=model.refused,
         caveats=model.caveats,
     )
+
+
+def _chat_template(given: object) -> str:
+    """Of several with names the default one, for no template is told of tools here; empty: there is none."""
+    one = given.get("default") if isinstance(given, dict) else given
+    return one if isinstance(one, str) else ""

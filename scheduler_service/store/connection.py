@@ -54,8 +54,11 @@ def connect(url: str, timeout_s: float, options: Mapping[str, Any]) -> aioredis.
     """
     # The client must not retry: a commit that may have happened is repeated by its owner, under its number.
     own = {"socket_timeout": None, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0), **options}
-    if not by_sentinels(url) and urlsplit(url).port == 0:
-        raise ValueError("nobody's port")  # the client library would take its default
+    if not by_sentinels(url):
+        parts = urlsplit(url)
+        database = parts.path.strip("/")
+        if parts.port == 0 or (parts.scheme != "unix" and database and not database.isdecimal()):
+            raise ValueError("nobody's port, or no number of a database")  # the client library would take its default
     client = _of_primary(_parts(url), own) if by_sentinels(url) else aioredis.Redis.from_url(url, **own)
     client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
     return client

@@ -40,6 +40,30 @@ def test_tojson_escapes_nothing_for_html() -> None:
     assert TOKENIZER.decode(model.encode_chat([{"role": "user", "content": "<é>"}])) == '"<é>"'
 
 
+def test_tojson_takes_what_transformers_lets_templates_say() -> None:
+    words = "ensure_ascii=True, separators=(',', ':'), sort_keys=True"
+    model = TextModel(model_info(template="{{ {'b': 'é', 'a': 1} | tojson(" + words + ") }}"))
+    assert TOKENIZER.decode(model.encode_chat([])) == '{"a":1,"b":"\\u00e9"}'
+
+
+def test_what_a_template_marks_for_trainers_is_shown_like_the_rest() -> None:
+    text = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}!{% endfor %}"
+    model = TextModel(model_info(template=text))
+    assert TOKENIZER.decode(model.encode_chat([{"role": "assistant", "content": "hi"}])) == "hi!"
+
+
+def test_tools_and_documents_are_none_as_transformers_has_them() -> None:
+    model = TextModel(model_info(template="{{ tools is none and documents is none }}"))
+    assert TOKENIZER.decode(model.encode_chat([])) == "True"
+
+
+def test_a_broken_template_refuses_chats_alone() -> None:
+    model = TextModel(model_info(template="{% for m in messages %}{{ m.content "))
+    assert model.encode_prompt("the")
+    with pytest.raises(BadChat, match="chat template of the model tiny is broken: unexpected"):
+        model.encode_chat([{"role": "user", "content": "a"}])
+
+
 def test_a_model_without_template_says_so() -> None:
     with pytest.raises(BadChat, match="no chat template"):
         TextModel(model_info(template="")).encode_chat([{"role": "user", "content": "a"}])

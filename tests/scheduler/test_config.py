@@ -16,6 +16,7 @@ from scheduler_service.config import Settings
         ("redis_url", "redis+sentinel://one,:26379/main"),
         ("redis_url", "redis+sentinel://one:0/main"),  # nobody listens there
         ("redis_url", "redis://one:0"),
+        ("redis_url", "redis://one/first"),  # a database has a number
         ("redis_url", "redis+sentinel://one/main/first"),
         ("redis_url", "redis+sentinel://one,two,one/main"),  # it would be a majority by itself
         ("redis_url", "redis+sentinel://one/main?no_such_option=1"),
