@@ -56,7 +56,7 @@ class StreamOptions(Body):
 class JsonSchema(Body):
     name: str | None = None
     description: str | None = None
-    strict: bool | None = Field(None, description="the schema always holds, whatever this says")
+    strict: bool | None = Field(None, description="false: what no grammar can hold to is left out, else refused")
     schema_: dict[str, Any] | None = Field(None, alias="schema", description="required")
 
 

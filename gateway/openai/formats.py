@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from gateway.http.errors import Unsupported
-from gateway.openai import tools
+from gateway.openai import schemas, tools
 from gateway.openai.fields import Function, Generation, ResponseFormat, StructuredOutputs
 from gateway.structure import Check
 from protos.errors import BadInput
@@ -58,7 +58,9 @@ def _of_format(given: ResponseFormat) -> Structure | None:
         case "json_schema":
             if given.json_schema is None or given.json_schema.schema_ is None:
                 raise BadInput("response_format", "json_schema.schema: missing")
-            return Structure(json_schema=json.dumps(given.json_schema.schema_))
+            as_far_as_can_be = given.json_schema.strict is False
+            read = schemas.lenient if as_far_as_can_be else schemas.strict
+            return Structure(json_schema=json.dumps(read(given.json_schema.schema_)))
     raise Unsupported("response_format", "type must be text, json_object or json_schema")
 
 

@@ -15,7 +15,7 @@ class TextFormat(Body):
     type: str = Field(description="text, json_object or json_schema")
     name: str | None = None
     description: str | None = None
-    strict: bool | None = Field(None, description="the schema always holds, whatever this says")
+    strict: bool | None = Field(None, description="false: what no grammar can hold to is left out, else refused")
     schema_: dict[str, Any] | None = Field(None, alias="schema", description="required with json_schema")
 
 

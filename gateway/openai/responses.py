@@ -153,4 +153,4 @@ def _format(given: TextFormat) -> dict[str, Any]:
         raise Unsupported("text.format.type", "must be text, json_object or json_schema")
     if given.type == "json_schema" and given.schema_ is None:
         raise BadInput("text.format.schema", "missing")
-    return {"type": given.type, "json_schema": {"schema": given.schema_}}
+    return {"type": given.type, "json_schema": {"schema": given.schema_, "strict": given.strict}}

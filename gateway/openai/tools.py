@@ -3,22 +3,17 @@ call, or what came of one, is written into a conversation. The model's template 
 text. Pure."""
 
 import json
-import re
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
+from gateway.openai import schemas
 from gateway.openai.fields import AllowedTools, Chat, Function, ToolCall
 from protos.errors import BadInput
 from protos.v1.types_pb2 import Structure
 
 MARK = "<tool_call>"  # where an answer's words end and a call begins; the form that many models were trained on
 _PLAIN = {"$defs", "$schema", "description", "properties", "required", "title", "type"}  # names every argument
-# What of a schema cannot be held to is ignored, as OpenAI does where a function is not `strict`: one such function
-# would keep all others from being called. Of what is refused all the same: formats.loosened.
-_LENIENT = {"whitespace_flexible": False, "lenient": True, "coerce_one_of": True}
-_LOOKS_AROUND = re.compile(r"\(\?[=!<]|\\[1-9bB]")  # in a pattern: no grammar can
-_PLAIN_VALUES = {"const", "default", "enum", "examples"}  # no schemas in there
 _NAME, _ARGUMENTS, _END = '{"name": "', '", "arguments": ', "}"
 
 
@@ -198,26 +193,12 @@ def _json(schema: dict[str, Any]) -> str:
 
 def _object(function: Function) -> dict[str, Any]:
     """The schema of a function's arguments. Unless it says otherwise there are no others than those that it names: many
-    functions fail of one more. Raises BadInput."""
+    functions fail of one more. One function whose schema cannot be held to would keep all others from being called: so
+    those that are not strict are taken without that; of what is refused all the same: formats.loosened. Raises
+    BadInput."""
     schema = {"type": "object", **function.parameters}
     if schema["type"] != "object":
         raise BadInput("tools", f"parameters of {function.name} must be a schema of the type object")
     if schema.keys() <= _PLAIN and "properties" in schema:
         schema["additionalProperties"] = False
-    if function.strict:
-        return schema
-    own = schema.get("x-guidance")
-    return dict(_readable(schema)) | {"x-guidance": _LENIENT | (own if isinstance(own, dict) else {})}
-
-
-def _readable(schema: Any) -> Any:
-    """Without patterns that look ahead or back."""
-    if isinstance(schema, list):
-        return [_readable(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        name: value if name in _PLAIN_VALUES else _readable(value)
-        for name, value in schema.items()
-        if not (name == "pattern" and isinstance(value, str) and _LOOKS_AROUND.search(value))
-    }
+    return schemas.strict(schema) if function.strict else schemas.lenient(schema)

@@ -2,7 +2,7 @@
 
 import { ask, byId, keyed, make, mark, meter, say, Trend } from "./parts.js";
 import { keepComparing } from "./policies.js";
-import { watchBox } from "./prompt.js";
+import { forget, watchBox } from "./prompt.js";
 import { showQueue, showRequests } from "./requests.js";
 import { known, list, number, share, short, time } from "./words.js";
 
@@ -31,7 +31,7 @@ function showFigures(frame) {
   set("tokens", number(rates.output_tokens), "tokens a second, all requests together");
   set("live", number(frame.running + frame.paused + frame.waiting), `${number(frame.running)} running, ${number(frame.paused)} paused, ${number(frame.waiting)} waiting`);
   set("guesses", share(rates.acceptance), "of the guessed tokens were right");
-  set("done", known(rates.finished) ? number(60 * rates.finished) : "–", `answers a minute; ${number(frame.finished)} in all`);
+  set("done", known(rates.finished) ? number(60 * rates.finished) : "–", `answers a minute; ${number(frame.finished)} in all${frame.refused ? `, ${number(frame.refused)} refused` : ""}`);
   set("pauses", known(rates.preemptions) ? number(rates.preemptions, 1) : "–", "pauses a second, so that others go first");
   set("decision", frame.decision_s ? time(frame.decision_s) : "–", "for the scheduler to decide, median");
 }
@@ -69,10 +69,11 @@ function makeWorker(one) {
 
 function updateWorker(worker, one, frame) {
   const here = frame.requests.filter((request) => request.state === "running" && request.worker === one.id);
-  const boxes = Array.from({ length: one.slots }, (_, i) => ({ key: i, id: here[i]?.id ?? "" })).slice(0, 32);
+  // Some of those that run are not among the requests listed.
+  const boxes = Array.from({ length: one.slots }, (_, i) => ({ key: i, id: here[i]?.id, busy: i < one.running })).slice(0, 32);
   keyed(worker.slots, worker.nodes, boxes, (box) => box.key, () => ({ node: make("li") }), (box, slot) => {
-    mark(box.node, "class", slot.id ? "slot busy" : "slot");
-    say(box.node, slot.id ? short(slot.id) : "free");
+    mark(box.node, "class", slot.id || slot.busy ? "slot busy" : "slot");
+    say(box.node, slot.id ? short(slot.id) : slot.busy ? "busy" : "free");
   });
   say(worker.speed, `${one.draining ? "draining, " : ""}${number(one.tokens_per_s)} tokens/s`);
   const [drafted, accepted] = here.flatMap((request) => request.recent).reduce(([d, a], [, drafts, right]) => [d + drafts, a + right], [0, 0]);
@@ -139,6 +140,8 @@ async function enter() {
     if (!comparing) keepComparing();
     comparing = true;
   } else {
+    feed?.close();
+    feed = null;
     connection("away", "locked");
     say(byId("about"), "");
     if (told.keyed) byId("key").focus();
@@ -154,7 +157,7 @@ function look() {
 
 async function login(event) {
   event.preventDefault();
-  const key = byId("key").value;
+  const key = byId("key").value.trim().replace(/^Bearer\s+/i, "");
   byId("key").value = "";
   try {
     await ask("/page/login", { key });
@@ -169,6 +172,7 @@ async function login(event) {
 async function logout() {
   feed?.close();
   feed = null;
+  forget();
   await ask("/page/logout", {}).catch(() => {});
   await enter();
 }

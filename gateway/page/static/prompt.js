@@ -18,11 +18,20 @@ export function watchBox() {
   byId("samples").addEventListener("click", sendSamples);
 }
 
+// The next person at this browser reads nothing of this one's.
+export function forget() {
+  running?.abort();
+  own.clear();
+  byId("prompt").value = "";
+  byId("answer").hidden = true;
+  byId("answer-text").replaceChildren();
+}
+
 async function sendSamples() {
   byId("samples").disabled = true;
   try {
     const told = await (await ask("/page/samples", {})).json();
-    sayOfSamples(`${count(told.sent, "sample prompt")} sent: see the requests.`);
+    sayOfSamples(`${count(told.sent, "sample prompt")} sent: see the requests, and what is refused among the figures.`);
   } catch (error) {
     sayOfSamples(`Not sent: ${error.message}.`);
   }

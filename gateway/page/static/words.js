@@ -8,7 +8,7 @@ const CLAIMS = { gittins: LIKELY, "srpt-length": LIKELY, sjf: LIKELY, "laps-sd":
 const REASONS = {
   no_worker: () => "no worker is attached",
   suspect: () => "a worker died while it may have been running; it gets one to itself",
-  turn: () => "it is next, as soon as a slot and memory are free",
+  turn: () => "it runs as soon as a slot and memory are free",
   arrival: () => "they came first",
   begun: () => "they have begun, and this order never pauses a request",
   priority: () => "they are more urgent, or of a class that is owed service",
@@ -49,7 +49,8 @@ export function time(seconds) {
   return `${number(seconds / 60)} min`;
 }
 
-export const short = (id) => (id.length > 12 ? id.slice(0, 8) : id);
+// Both ends: the choices of one call differ in the last letters alone, and numbered ids there, too.
+export const short = (id) => (id.length > 12 ? `${id.slice(0, 5)}…${id.slice(-6)}` : id);
 export const count = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`;
 
 export function list(names) {

@@ -120,5 +120,6 @@ async def test_a_key_opens_the_page_once_and_is_nowhere_afterwards(tmp_path: Pat
     assert seen["live"], "the cookie opens the feed"
     assert seen["again"], "also after the page was loaded anew"
     assert seen["out"], "and no longer after logging out"
+    assert seen["kept"] == "", "the next person at this browser reads nothing of it"
     assert (seen["left"], seen["readable"], key in seen["addresses"]) == ("", "", False)
     assert seen["foreign"] == []
