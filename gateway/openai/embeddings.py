@@ -18,7 +18,7 @@ from gateway.openai import sse
 from gateway.openai.inputs import Embeddings
 from gateway.openai.request import CLASSES, DISCONNECT, id_of, inputs, of_input
 from gateway.text import TextModel
-from protos.errors import REQUEST_ID_KEY, BadInput, Cancelled
+from protos.errors import REQUEST_ID_KEY, BadInput, Cancelled, QueueFull
 from protos.v1 import inference_pb2 as pb
 
 MAX_INPUTS = 2048
@@ -45,20 +45,38 @@ class Embedding:
             await Response(body, 200, {REQUEST_ID_KEY: self._id}, "application/json")(scope, receive, send)
 
     async def _all(self) -> list[tuple[Sequence[float], int]]:
-        """Of each input the embedding, and its tokens."""
+        """Of each input the embedding, and its tokens. An input for which there is no room is asked for again once
+        another one of these is made: the room may be theirs."""
         free = asyncio.Semaphore(min(AT_ONCE, self._front.most_at_once))
         limit_s, began = self._body.timeout_s, now()
+        asked, made = 0, asyncio.Event()  # how many are now; set once the next one is made
 
         async def one(number: int) -> tuple[Sequence[float], int]:
+            nonlocal asked, made
             async with free:
-                return await self._one(number, None if limit_s is None else max(0.0, limit_s - (now() - began)))
+                while True:
+                    asked += 1
+                    try:
+                        found = await self._one(
+                            number, None if limit_s is None else max(0.0, limit_s - (now() - began))
+                        )
+                        made.set()
+                        made = asyncio.Event()
+                        return found
+                    except QueueFull:
+                        if asked == 1:  # whoever has the room, it is none of these
+                            raise
+                        next_made = made
+                    finally:
+                        asked -= 1
+                    await next_made.wait()
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                made = [tasks.create_task(one(number)) for number in range(len(self._inputs))]
+                each = [tasks.create_task(one(number)) for number in range(len(self._inputs))]
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
-        return [each.result() for each in made]
+        return [task.result() for task in each]
 
     async def _one(self, number: int, timeout_s: float | None) -> tuple[Sequence[float], int]:
         asked = self._asked(number)

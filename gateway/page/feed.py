@@ -38,8 +38,7 @@ class Feed:
     async def view(self) -> AsyncIterator[AsyncIterator[str]]:
         """Server-sent events (WHATWG HTML, 9.2): the frames from now on, each the newest there is. They end once the
         gateway drains. Raises QueueFull."""
-        if self._viewers >= MOST_VIEWERS:
-            raise QueueFull(f"{MOST_VIEWERS} people look at the page already", retry_after_ms=RETRY_AFTER_MS)
+        self.look_for_room()
         self._viewers += 1
         if self._producer is None:
             self._producer = asyncio.create_task(self._produce(), name="page feed")
@@ -50,6 +49,11 @@ class Feed:
             if not self._viewers:
                 self._producer.cancel()
                 self._producer = self._newest = None
+
+    def look_for_room(self) -> None:
+        """Raises QueueFull."""
+        if self._viewers >= MOST_VIEWERS:
+            raise QueueFull(f"{MOST_VIEWERS} people look at the page already", retry_after_ms=RETRY_AFTER_MS)
 
     async def _events(self) -> AsyncIterator[str]:
         yield RETRY

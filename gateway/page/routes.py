@@ -20,7 +20,7 @@ from gateway.page.frames import comparison
 from gateway.page.prompts import Samples, answered, generation, read_prompt
 from gateway.page.sessions import COOKIE, PATH, Sessions, same_origin, set_cookie
 from gateway.page.streaming import Streaming
-from protos.errors import BadInput, RequestError
+from protos.errors import BadInput, QueueFull, RequestError
 from protos.v1 import inference_pb2
 
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
@@ -76,6 +76,10 @@ class Pages:
             visitor = self._sessions.visitor(request)
         except RequestError as error:
             return JSONResponse({"open": False, "keyed": self._sessions.keyed, "problem": error.message})
+        try:
+            self._feed.look_for_room()
+        except QueueFull as error:  # a browser is not told why a feed is refused
+            return JSONResponse({"open": False, "keyed": False, "problem": error.message})
         answer = JSONResponse({"open": True, "keyed": self._sessions.keyed})
         answer.raw_headers += set_cookie(request, visitor.cookie)
         return answer

@@ -95,8 +95,10 @@ def same_origin(request: Request) -> None:
     site = request.headers.get("sec-fetch-site", "same-origin")
     origin = request.headers.get("origin")
     json = request.headers.get("content-type", "").partition(";")[0].strip() == "application/json"
-    if site != "same-origin" or origin not in (None, *own_origins(request.headers)) or not json:
+    if site != "same-origin" or not json:
         raise Forbidden("only the page itself may send this, as application/json")
+    if origin not in (None, *own_origins(request.headers)):
+        raise Forbidden("only the page itself may send this: a proxy before it has to pass on the header Host")
 
 
 def _with(right: Right, who: Caller) -> Caller:

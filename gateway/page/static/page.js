@@ -111,7 +111,7 @@ function show(frame) {
 
 function follow() {
   feed?.close();
-  feed = new EventSource("/page/feed");
+  feed = new EventSource("page/feed");
   heard = performance.now();
   feed.onmessage = (event) => {
     heard = performance.now();
@@ -126,7 +126,7 @@ function follow() {
 async function enter() {
   let told;
   try {
-    told = await (await ask("/page/session")).json();
+    told = await (await ask("page/session")).json();
   } catch {
     connection("away", "the gateway does not answer");
     setTimeout(enter, 2 * SECOND);
@@ -144,8 +144,9 @@ async function enter() {
     feed = null;
     connection("away", "locked");
     say(byId("about"), "");
-    if (told.keyed) byId("key").focus();
-    else problem(`${told.problem}.`);
+    if (told.keyed) return byId("key").focus();
+    problem(`${told.problem}.`);
+    setTimeout(enter, 10 * SECOND);
   }
 }
 
@@ -160,7 +161,7 @@ async function login(event) {
   const key = byId("key").value.trim().replace(/^Bearer\s+/i, "");
   byId("key").value = "";
   try {
-    await ask("/page/login", { key });
+    await ask("page/login", { key });
     problem("");
     await enter();
   } catch (error) {
@@ -173,7 +174,7 @@ async function logout() {
   feed?.close();
   feed = null;
   forget();
-  await ask("/page/logout", {}).catch(() => {});
+  await ask("page/logout", {}).catch(() => {});
   await enter();
 }
 

@@ -16,7 +16,7 @@ async function compare() {
   let soon = EVERY_MS;
   if (!document.hidden) {
     try {
-      const told = await (await ask("/page/policies")).json();
+      const told = await (await ask("page/policies")).json();
       show(told);
       if (told.computing || (!told.policies.length && told.ended < told.least)) soon = 2000;
     } catch (error) {

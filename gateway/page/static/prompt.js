@@ -30,7 +30,7 @@ export function forget() {
 async function sendSamples() {
   byId("samples").disabled = true;
   try {
-    const told = await (await ask("/page/samples", {})).json();
+    const told = await (await ask("page/samples", {})).json();
     sayOfSamples(`${count(told.sent, "sample prompt")} sent: see the requests, and what is refused among the figures.`);
   } catch (error) {
     sayOfSamples(`Not sent: ${error.message}.`);
@@ -54,7 +54,7 @@ async function send() {
   byId("answer-text").replaceChildren();
   say(byId("answer-state"), "Sent …");
   try {
-    await read((await ask("/page/prompt", { prompt, max_tokens: Number(byId("tokens").value) }, running.signal)).body);
+    await read((await ask("page/prompt", { prompt, max_tokens: Number(byId("tokens").value) }, running.signal)).body);
   } catch (error) {
     say(byId("answer-state"), error.name === "AbortError" ? "Stopped." : `No answer: ${error.message}.`);
   }

@@ -2,16 +2,22 @@
 
 import asyncio
 
+import grpc
 import pytest
 from openai import AsyncOpenAI
 
 from gateway.openai import embeddings
 from protos.link.v1 import common_pb2
+from protos.link.v1 import gateway_link_pb2 as pb
 from tests.gateway.harness import TOKENIZER, ending, ids
 from tests.gateway.openai.harness import Door, door
 
 PATH = "/v1/embeddings"
 EMBEDDING = {"model": "tiny", "input": "the fox"}
+
+
+def full(submit: pb.Submit) -> pb.Refusal:
+    return pb.Refusal(request_id=submit.request_id, code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message="full")
 
 
 async def made(at: Door, count: int) -> list[list[int]]:
@@ -54,6 +60,25 @@ async def test_more_inputs_than_the_gateway_has_places_are_made_one_after_anothe
         task = at.asked(EMBEDDING | {"input": ["fox"] * 5}, PATH)
         await made(at, 5)
         assert len((await task).json()["data"]) == 5
+
+
+async def test_an_input_without_room_waits_for_the_others_of_its_body() -> None:
+    async with door() as at:
+        task = at.asked(EMBEDDING | {"input": ["fox", "dog"]}, PATH)
+        first, second = await at.link.next("submit"), await at.link.next("submit")
+        await at.link.send(accepted=[first.request_id])
+        await at.link.send(refusals=[full(second)])
+        told = common_pb2.Logprobs(embedding=[0.5, float(len(first.prompt))])
+        await at.link.delta(first, 0, [1], logprobs=told, ending=ending())
+        assert await made(at, 1) == [list(second.prompt)]
+        assert len((await task).json()["data"]) == 2
+
+
+async def test_where_others_have_the_room_the_body_is_refused() -> None:
+    async with door() as at:
+        task = at.asked(EMBEDDING | {"input": ["fox", "dog"]}, PATH)
+        await at.link.send(refusals=[full(await at.link.next("submit")) for _ in range(2)])
+        assert (await task).status_code == 429
 
 
 async def test_the_client_of_openai_reads_both_encodings() -> None:

@@ -89,6 +89,8 @@ async def test_the_number_of_viewers_is_bounded(monkeypatch: pytest.MonkeyPatch)
         refused = await client.get("/page/feed")
         assert refused.status_code == 429
         assert "1 people look at the page already" in refused.json()["error"]["message"]
+        session = (await client.get("/page/session")).json()
+        assert session == {"open": False, "keyed": False, "problem": "1 people look at the page already"}
 
 
 async def test_a_place_is_free_again_once_a_viewer_has_gone() -> None:
