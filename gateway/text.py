@@ -61,6 +61,10 @@ class TextModel:
         self._special_tokens = dict(info.special_tokens)
         try:
             self._tokenizer = Tokenizer.from_str(unpacked(info.tokenizer_json))
+            for id, token in self._tokenizer.get_added_tokens_decoder().items():
+                if id in info.eos_ids and not token.special:  # what ends an answer is no part of its text
+                    token.special = True
+                    self._tokenizer.add_special_tokens([token])
         except Exception as error:  # the tokenizers library raises bare Exceptions
             raise ValueError(f"model {info.name}: unusable tokenizer: {error}") from error
         self._template: jinja2.Template | None = None
@@ -121,10 +125,32 @@ class TextModel:
                 raise BadChat("the model's template does not show the last message as it is, so it cannot go on")
         return self._encode(text, add_special_tokens=False)
 
+    @cached_property
+    def _in_parts(self) -> bool:
+        """Whether the template shows the text of a message only where it is in a list of parts, as those of models with
+        vision do."""
+        said = "message"
+        plain, parts = ([{"role": "user", "content": content}] for content in (said, _parts(said)))
+        return not self._has(said, plain) and self._has(said, parts)
+
+    def _has(self, said: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+        try:
+            return said in self._filled(messages, {}, generation_prompt=True)
+        except BadChat:
+            return False
+
     def _render(
         self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any], *, generation_prompt: bool
     ) -> str:
         """Raises BadChat, BadVariables."""
+        if self._in_parts:
+            messages = [{**message, "content": _parts(message["content"])} for message in messages]  # type: ignore[dict-item]
+        return self._filled(messages, variables, generation_prompt=generation_prompt)
+
+    def _filled(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *, generation_prompt: bool
+    ) -> str:
+        """The template with these. Raises BadChat, BadVariables."""
         if self._template is None:
             raise BadChat(self._no_template)
         ours = {"messages": messages, "add_generation_prompt": generation_prompt, "tools": None, "documents": None}
@@ -152,6 +178,10 @@ class TextModel:
 
     def detokenizer(self, stop: Sequence[str] = (), min_tokens: int = 0) -> Detokenizer:
         return Detokenizer(self._tokenizer, stop, min_tokens, self._bytes, self._special)
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 class _Generation(Extension):

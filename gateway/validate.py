@@ -171,20 +171,20 @@ async def encode_input(
         raise BadInput("chat", f"{len(request.chat.messages)} messages; at most {MAX_MESSAGES}")
     if field == "tokens":
         check_room(field, request.tokens.ids, model.context_tokens)  # before anything looks at each of them
-        return _known(request.tokens.ids, model.vocab_size)
+        return _known(field, request.tokens.ids, model.vocab_size)
     size = len(request.prompt.encode()) if field == "prompt" else request.chat.ByteSize()
     if size > max_bytes:
         raise BadInput(field, f"{size} bytes; at most {max_bytes}")
     if size > THREAD_ABOVE_BYTES or len(request.chat.messages) > THREAD_ABOVE_MESSAGES:
-        tokens: list[int] = await in_thread(encoders, _encode, request, model, special)
-        return tokens
-    return _encode(request, model, special)
+        return _known(field, await in_thread(encoders, _encode, request, model, special), model.vocab_size)
+    return _known(field, _encode(request, model, special), model.vocab_size)
 
 
-def _known(ids: Sequence[int], vocab_size: int) -> list[int]:
-    """Raises BadInput."""
-    if (largest := max(ids)) >= vocab_size:
-        raise BadInput("tokens", f"{largest} exceeds the vocabulary of {vocab_size}")
+def _known(field: str, ids: Sequence[int], vocab_size: int) -> list[int]:
+    """A tokenizer may have more tokens than the model has embeddings. Raises BadInput."""
+    if (largest := max(ids, default=0)) >= vocab_size:
+        what = "" if field == "tokens" else "its token "
+        raise BadInput(field, f"{what}{largest} exceeds the vocabulary of {vocab_size}")
     return list(ids)
 
 

@@ -72,8 +72,10 @@ def load(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    what = f"the tokenizer of {folder}"
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        what = str(folder)
         if weights == "auto":
             model = _whole(folder, config, number, ranks, place).to(where).eval()
         else:
@@ -83,7 +85,10 @@ def load(
     except Exception as error:  # of transformers and what reads weights for it, such as a quantiser that is not here
         packed = getattr(config, "quantization_config", None)
         quantised = f" (weights quantised by {_method(packed)})" if packed else ""
-        raise ModelError(f"cannot load {folder}{quantised}: {summary(error)}") from error
+        said = summary(error)
+        if "ignore_mismatched_sizes" in said:
+            said = "its weights have other shapes than its config.json says"
+        raise ModelError(f"cannot load {what}{quantised}: {said}") from error
     if not tokenizer.is_fast:
         raise ModelError(f"{folder}: the tokenizer has no fast form (tokenizer.json)")
     return LoadedModel(

@@ -52,7 +52,7 @@ def resolve(model: str, cache: Path | None = None) -> Path:
     if path.is_dir():
         check_directory(path)
         return path.resolve()
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and path.suffix.lower() == ".gguf":
         return import_gguf(path, cache)
     if not path.exists() and (kept := _kept(model, cache)):
         check_directory(kept)
@@ -178,7 +178,7 @@ def convert(gguf: Path, folder: Path) -> None:
     except ModelError:
         raise
     except Exception as error:  # whatever a broken file makes of the library's code
-        raise ModelError(f"cannot read {gguf}: {error}") from error
+        raise ModelError(f"cannot read {gguf} (is it whole?): {error}") from error
     # The tensors are dequantised by now, but while these two say otherwise transformers refuses to save.
     model.hf_quantizer = None
     del model.config.quantization_config

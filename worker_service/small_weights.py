@@ -29,8 +29,8 @@ def check_weights_kind(weights: str, folder: Path, config: Any, place: torch.dev
         raise ModelError(f"weights {weights}: only one process on a CPU with native kernels keeps them; here: {where}")
     if weights == "stored" and not (folder / STORED).is_file():
         raise ModelError(
-            f"weights stored: {folder} holds no {STORED}; `laps-sd pull` makes one of a GGUF that has few bits, so "
-            "delete the folder and pull the GGUF again, or take int8"
+            f"weights stored: {folder} holds no {STORED}, which `laps-sd pull` makes of a GGUF that has few bits; of "
+            "other weights take int8"
         )
     if getattr(config, "quantization_config", None):
         raise ModelError(f"weights {weights}: the weights in {folder} are quantised already; leave it at auto")

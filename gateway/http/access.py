@@ -38,7 +38,7 @@ class Access:
         if self._keys is None and right is Right.ADMIN and self._strangers:
             raise Forbidden("strangers can reach this port: set --api-keys, and send a key with the right admin")
         if self._keys is None and not self._takes_page(headers):
-            raise Forbidden("without keys pages of other origins may ask only if --cors-origins names theirs")
+            raise Forbidden("without keys pages of other origins may ask only if the setting cors_origins names theirs")
         who = ANYBODY if self._keys is None else self._keys.caller(headers.get("authorization", ""))
         if right not in who.rights:
             raise Forbidden(f"authorization: this path needs the right {right}, which the key does not have")

@@ -57,9 +57,8 @@ class Embedding:
                 while True:
                     asked += 1
                     try:
-                        found = await self._one(
-                            number, None if limit_s is None else max(0.0, limit_s - (now() - began))
-                        )
+                        left_s = None if limit_s is None else max(0.0, limit_s - (now() - began))
+                        found = await self._one(number, left_s)
                         made.set()
                         made = asyncio.Event()
                         return found

@@ -69,7 +69,7 @@ def _of_outputs(given: StructuredOutputs) -> Structure:
     if given.model_extra:
         raise Unsupported(field, "must be json, json_object, regex, choice or grammar")
     kinds: dict[str, Any] = {
-        "json_schema": given.json_ if isinstance(given.json_, str | None) else json.dumps(given.json_),
+        "json_schema": _schema(given.json_),
         "json_object": given.json_object or None,
         "regex": given.regex,
         "choice": None if given.choice is None else Choice(texts=given.choice),
@@ -79,3 +79,14 @@ def _of_outputs(given: StructuredOutputs) -> Structure:
     if len(chosen) != 1:
         raise BadInput(field, "must have exactly one of json, json_object, regex, choice and grammar")
     return Structure(**chosen)
+
+
+def _schema(given: dict[str, Any] | str | None) -> str | None:
+    """What is no JSON of an object is left to the compiler to refuse."""
+    if isinstance(given, dict):
+        return json.dumps(schemas.strict(given))
+    try:
+        schema = json.loads(given or "")
+        return json.dumps(schemas.strict(schema)) if isinstance(schema, dict) else given
+    except (ValueError, RecursionError):
+        return given

@@ -57,7 +57,6 @@ REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "spaces_between_special_tokens": (True,),
     "stop_sequences": ([],),
     "stop_token_ids": ([],),
-    "store": (False,),
     "suffix": ("",),
     "thinking_token_budget": (),
     "top_logprobs": (0,),  # of chats alone
@@ -79,6 +78,7 @@ ACCEPTED: Final = frozenset(
         "reasoning",
         "reasoning_effort",
         "safety_identifier",
+        "store",  # nothing is kept for long, whatever it says
         "user",
         "verbosity",
     }
@@ -88,7 +88,6 @@ ACCEPTED: Final = frozenset(
 ACCEPTED_RESPONSES: Final = frozenset(
     {
         "max_tool_calls",  # of tools that the service runs itself: there are none
-        "store",  # nothing is kept for long, whatever it says
         "stream_options",
     }
 )

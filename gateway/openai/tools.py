@@ -13,7 +13,6 @@ from protos.errors import BadInput
 from protos.v1.types_pb2 import Structure
 
 MARK = "<tool_call>"  # where an answer's words end and a call begins; the form that many models were trained on
-_PLAIN = {"$defs", "$schema", "description", "properties", "required", "title", "type"}  # names every argument
 _NAME, _ARGUMENTS, _END = '{"name": "', '", "arguments": ', "}"
 
 
@@ -192,13 +191,10 @@ def _json(schema: dict[str, Any]) -> str:
 
 
 def _object(function: Function) -> dict[str, Any]:
-    """The schema of a function's arguments. Unless it says otherwise there are no others than those that it names: many
-    functions fail of one more. One function whose schema cannot be held to would keep all others from being called: so
-    those that are not strict are taken without that; of what is refused all the same: formats.loosened. Raises
-    BadInput."""
+    """The schema of a function's arguments. One function whose schema cannot be held to would keep all others from
+    being called: so those that are not strict are taken without that. Of what is refused all the same:
+    formats.loosened. Raises BadInput."""
     schema = {"type": "object", **function.parameters}
     if schema["type"] != "object":
         raise BadInput("tools", f"parameters of {function.name} must be a schema of the type object")
-    if schema.keys() <= _PLAIN and "properties" in schema:
-        schema["additionalProperties"] = False
     return schemas.strict(schema) if function.strict else schemas.lenient(schema)

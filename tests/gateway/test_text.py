@@ -1,5 +1,6 @@
 """Text to tokens and back: templates, incomplete characters, stop strings."""
 
+import gzip
 from collections.abc import Sequence
 from itertools import chain
 
@@ -55,6 +56,25 @@ def test_what_a_template_marks_for_trainers_is_shown_like_the_rest() -> None:
 def test_tools_and_documents_are_none_as_transformers_has_them() -> None:
     model = TextModel(model_info(template="{{ tools is none and documents is none }}"))
     assert TOKENIZER.decode(model.encode_chat([])) == "True"
+
+
+def test_a_template_that_wants_parts_gets_the_text_as_one() -> None:
+    shown = "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+    model = TextModel(model_info(template="{% for m in messages %}" + shown + "{% endfor %}"))
+    assert TOKENIZER.decode(model.encode_chat([{"role": "user", "content": "the fox"}])) == "the fox"
+    assert model.takes == (True, True)
+
+
+def test_what_ends_an_answer_is_no_text_of_it_though_the_tokenizer_does_not_call_it_special() -> None:
+    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
+    tokenizer.add_tokens(["<end>"])
+    info = model_info()
+    info.tokenizer_json = gzip.compress(tokenizer.to_str().encode())
+    info.eos_ids.append(tokenizer.token_to_id("<end>"))
+    model = TextModel(info)
+    text = model.detokenizer()
+    assert text.push([*ids("the"), tokenizer.token_to_id("<end>")]) + text.finish() == "the"
+    assert model.encode_prompt("<end>") == tokenizer.encode("<end>").ids
 
 
 def test_a_broken_template_refuses_chats_alone() -> None:

@@ -135,6 +135,14 @@ async def test_bad_input_reaches_the_client_as_a_status_and_never_the_scheduler(
         assert link.received.empty()
 
 
+async def test_a_token_of_the_tokenizer_that_the_model_does_not_have_is_the_texts_fault() -> None:
+    info = model_info()
+    info.vocab_size = 2
+    request = inference_pb2.GenerateRequest(prompt="the fox")
+    with pytest.raises(BadInput, match=r"prompt: its token \d+ exceeds the vocabulary of 2"):
+        await validate.encode_input(request, TextModel(info), max_bytes=1 << 20, encoders=asyncio.Semaphore())
+
+
 async def test_a_long_prompt_is_encoded_like_a_short_one() -> None:
     text = "the quick brown fox " * 600
     model = TextModel(model_info(context_tokens=100_000))

@@ -56,7 +56,19 @@ def test_weights_that_are_cut_short_are_refused(tmp_path: Path) -> None:
 
 def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
     folder = with_config(make_tiny_model(tmp_path), intermediate_size=64)
-    with pytest.raises(ModelError, match="cannot load"):
+    with pytest.raises(ModelError, match=r"its weights have other shapes than its config\.json says"):
+        load(str(folder), "cpu", "float32")
+
+
+def test_a_tokenizer_that_was_never_fetched_is_named(tmp_path: Path) -> None:
+    (make_tiny_model(tmp_path) / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ModelError, match=f"cannot load the tokenizer of {tmp_path}: "):
+        load(str(tmp_path), "cpu", "float32")
+
+
+def test_a_key_that_a_library_does_not_know_is_more_than_its_name(tmp_path: Path) -> None:
+    folder = with_config(make_tiny_model(tmp_path), hidden_act="zork")
+    with pytest.raises(ModelError, match="'zork' is not known"):
         load(str(folder), "cpu", "float32")
 
 
@@ -115,6 +127,15 @@ def check_engine(tiny: Tiny, config: PretrainedConfig) -> None:
 )
 def test_the_engine_computes_what_the_model_computes(config: PretrainedConfig, tiny: Tiny) -> None:
     check_engine(tiny, config)
+
+
+def test_weights_that_are_no_numbers_are_told_as_such(tiny: Tiny) -> None:
+    model = AutoModelForCausalLM.from_config(Qwen3Config(**SMALL)).eval()
+    model.lm_head.weight.data[0, 0] = float("nan")
+    expected = own_logits(model, 64)
+    engine = Engine(model, tiny.tokenizer, eos_ids=frozenset(), context_tokens=64, blocks=9, drafter=NoDrafter())
+    with pytest.raises(MismatchError, match="its weights are damaged"):
+        check(engine, expected)
 
 
 def test_attention_that_is_combined_in_another_way_is_found_out_before_serving(tiny: Tiny) -> None:

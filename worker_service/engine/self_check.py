@@ -60,6 +60,8 @@ def check(engine: Engine, expected: OwnLogits) -> None:
     found = _logits_in_passes(engine, expected.text)
     centred = expected.logits - expected.logits.mean(-1, keepdim=True)
     difference = float((found - found.mean(-1, keepdim=True) - centred).norm() / centred.norm())
+    if not bool(expected.logits.isfinite().all()):
+        raise MismatchError("its own logits are no numbers (NaN or infinite): its weights are damaged")
     if not difference <= _TOLERANCE:  # a NaN is a mismatch, too
         raise MismatchError(f"logits in blocks and passes differ from its own by {difference:.0%}")
 

@@ -279,7 +279,7 @@ async def test_without_keys_a_page_asks_only_where_it_is_of_this_port_or_named(
         answer = await client.post("/tokenize", content=b'{"model": "tiny", "prompt": "a"}', headers=said)
         assert answer.status_code == status
         if status == 403:
-            assert "--cors-origins" in answer.json()["error"]["message"]
+            assert "cors_origins" in answer.json()["error"]["message"]
 
 
 async def test_with_keys_a_pages_origin_does_not_matter(tmp_path: Path) -> None:

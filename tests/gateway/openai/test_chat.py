@@ -221,7 +221,7 @@ async def test_fields_of_the_request_reach_the_scheduler() -> None:
             "timeout_s": 50,
             "on_disconnect": "detach",
             "user": "somebody",
-            "store": False,
+            "store": True,
             "seed": None,
         }
         _, submit = await at.answered(CHAT | fields)

@@ -13,6 +13,7 @@ from protos.v1.types_pb2 import Choice, Structure
 from tests.gateway.openai.harness import CHAT
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CLOSED = SCHEMA | {"additionalProperties": False}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 
 
@@ -27,10 +28,10 @@ def body(**fields: Any) -> Chat:
         ({"response_format": {"type": "json_object"}}, Structure(json_object=True)),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
-            Structure(json_schema=json.dumps(SCHEMA)),
+            Structure(json_schema=json.dumps(CLOSED)),
         ),
-        ({"structured_outputs": {"json": SCHEMA}}, Structure(json_schema=json.dumps(SCHEMA))),
-        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, Structure(json_schema=json.dumps(SCHEMA))),
+        ({"structured_outputs": {"json": SCHEMA}}, Structure(json_schema=json.dumps(CLOSED))),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, Structure(json_schema=json.dumps(CLOSED))),
         ({"structured_outputs": {"regex": "a+"}}, Structure(regex="a+")),
         ({"structured_outputs": {"choice": ["a", "b"]}}, Structure(choice=Choice(texts=["a", "b"]))),
         ({"structured_outputs": {"grammar": "start: /a/"}}, Structure(lark="start: /a/")),

@@ -101,7 +101,6 @@ UNSUPPORTED: list[tuple[str, Any] | tuple[str, Any, str]] = [
     ("prediction", {}),
     ("priority", 1),
     ("response_format", {"type": "structural_tag"}),
-    ("store", True),
     ("structured_outputs", {"structural_tag": "x"}),
     ("suffix", "x"),
     ("web_search_options", {}),

@@ -32,6 +32,32 @@ def test_what_no_grammar_can_hold_to_is_left_out_where_the_schema_is_not_strict(
     assert not taken(schemas.strict(unknown))
 
 
+MODEL = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+def test_an_object_has_the_members_that_are_named_and_no_others() -> None:
+    schema = {"$defs": {"one": MODEL}, **MODEL, "properties": {"one": {"$ref": "#/$defs/one"}, "title": MODEL}}
+    read = schemas.strict(schema)
+    inside = (read, read["$defs"]["one"], read["properties"]["title"])
+    assert [each["additionalProperties"] for each in inside] == [False] * 3
+    assert "additionalProperties" not in read["properties"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        MODEL | {"additionalProperties": True},
+        {"type": "object"},
+        {"allOf": [MODEL, {"properties": {"age": {"type": "integer"}}}]},
+        MODEL | {"anyOf": [{"properties": {"age": {"type": "integer"}}}]},
+        MODEL | {"not": {"required": ["age"]}},
+    ],
+    ids=["says so", "names none", "all of", "any of, beside", "not"],
+)
+def test_an_object_stays_open_where_something_else_may_name_members(schema: dict[str, Any]) -> None:
+    assert schemas.strict(schema) == schema
+
+
 def test_properties_may_have_the_names_of_keywords() -> None:
     schema = {"type": "object", "properties": {"format": {"type": "string"}, "pattern": PHONE}}
     assert schemas.strict(schema)["properties"].keys() == {"format", "pattern"}
