@@ -16,7 +16,7 @@ from laps_sd.flags import flags_of
 from laps_sd.options import Options
 from laps_sd.stack import drafter_command, gateway_command, scheduler_command, worker_command, worker_named
 from laps_sd.supervise import Command
-from protos.settings import ServiceSettings, refuse_misspelt_variables
+from protos.settings import ServiceSettings, refuse_misspelt_variables, unreadable
 from scheduler_service.config import Settings as Scheduler
 from worker_service.config import Settings as Worker
 from worker_service.drafting.config import Settings as Drafter
@@ -57,6 +57,7 @@ def _check(options: Options, service: str, settings: type[ServiceSettings], comm
     with _environment(command.environment):
         try:
             refuse_misspelt_variables(settings)
+            _refuse_variables_of_no_service(settings)
         except ValueError as error:
             raise Wrong("environment", str(error)) from None
         try:
@@ -64,9 +65,18 @@ def _check(options: Options, service: str, settings: type[ServiceSettings], comm
         except ValidationError as error:
             raise _told(service, error) from None
         except SettingsError as error:
-            raise Wrong(f"[{service}]", f"{error}: {error.__cause__}") from None
+            raise Wrong(f"[{service}]", unreadable(error)) from None
     if problem := read.tls.expired():
         raise Wrong("--certs", problem)
+
+
+def _refuse_variables_of_no_service(settings: type[ServiceSettings]) -> None:
+    """What `up` has no flag for is its service's to read, under a longer name. Raises ValueError."""
+    for name in settings.model_fields.keys() - flags_of(Options).keys():
+        given = os.environ.get(f"LAPS_SD_{name.upper()}", "tcp:")
+        if not given.startswith("tcp:"):  # Kubernetes makes LAPS_SD_PORT of a Service of our name
+            meant = f"{settings.model_config['env_prefix']}{name.upper()}"
+            raise ValueError(f"LAPS_SD_{name.upper()} is no setting of `laps-sd up`; did you mean {meant}?")
 
 
 def _told(service: str, error: ValidationError) -> Wrong:

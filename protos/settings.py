@@ -72,10 +72,15 @@ def read(kind: type[Settings], service: str) -> Settings:
             words = problem["msg"].removeprefix("Value error, ")
             print(": ".join(filter(None, (service, where, words))), file=sys.stderr)  # noqa: T201
     except SettingsError as error:
-        print(f"{service}: {error}: {error.__cause__}", file=sys.stderr)  # noqa: T201
+        print(f"{service}: {unreadable(error)}", file=sys.stderr)  # noqa: T201
     except ValueError as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201
     sys.exit(BAD_SETTINGS)
+
+
+def unreadable(error: SettingsError) -> str:
+    """Why a variable or an argument cannot be read."""
+    return f'{error}: {error.__cause__}; several values are written as JSON, such as ["one", "two"]'
 
 
 def refuse_misspelt_variables(kind: type[ServiceSettings]) -> None:

@@ -166,6 +166,25 @@ def test_a_misspelt_variable_of_a_service_is_told_before_anything_starts(
     assert not started
 
 
+def test_a_services_setting_that_up_has_no_flag_for_is_asked_for_by_its_whole_name(
+    started: list[Options], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAPS_SD_MAX_REQUESTS", "5")
+    assert "LAPS_SD_MAX_REQUESTS is no setting" in (said := refused())
+    assert "did you mean LAPS_SD_GATEWAY_MAX_REQUESTS?" in said
+    assert not started
+
+
+def test_up_leaves_a_variable_of_kubernetes_alone(started: list[Options]) -> None:
+    assert up(LAPS_SD_PORT="tcp://10.0.0.1:8080").exit_code == 0
+    assert started
+
+
+def test_several_values_in_a_variable_that_cannot_be_read_are_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAPS_SD_GATEWAY_CORS_ORIGINS", "http://one")
+    assert 'several values are written as JSON, such as ["one", "two"]' in refused()
+
+
 def test_a_service_leaves_a_variable_of_kubernetes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["gateway"])
     monkeypatch.setenv("LAPS_SD_GATEWAY_PORT", "tcp://10.0.0.1:8080")
