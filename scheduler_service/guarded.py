@@ -17,7 +17,7 @@ LAST = 1 << 30  # a tier behind those of all policies
 def guarded(policy: Policy) -> Policy:
     """The same policy. If it is not one of ours, a request that it fails for goes behind all others, in the order of
     arrival. Each kind of failure is logged once, with its place in the code. Raises ValueError if it has too many
-    levels."""
+    levels, or cannot be derived from."""
     kind = type(policy)
     if kind in POLICIES.values():
         return policy
@@ -50,7 +50,10 @@ def guarded(policy: Policy) -> Policy:
             return False
 
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__slots__": ()}
-    guards = type(kind.__name__, (kind,), {**names, "claim": claim, "perceives": perceives})
+    try:
+        guards = type(kind.__name__, (kind,), {**names, "claim": claim, "perceives": perceives})
+    except Exception as error:  # of its __init_subclass__
+        raise ValueError(f"policy: no class can be derived from it: {type(error).__name__}: {error}") from error
     object.__setattr__(policy, "__class__", guards)  # made anew it would check its settings twice
     return policy
 

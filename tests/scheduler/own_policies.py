@@ -68,3 +68,13 @@ class TooManyLevels(Policy):
     @property
     def levels(self) -> int:
         return 17
+
+
+@dataclass(frozen=True, slots=True)
+class Final(Policy):
+    """Lets nobody derive from it."""
+
+    preemptive: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("final")

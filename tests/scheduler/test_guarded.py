@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from scheduler_service.core.policies import Gittins, policy_name
 from scheduler_service.guarded import LAST, guarded
 from tests.scheduler.builders import request
-from tests.scheduler.own_policies import Fails, Halves, NoLevels, TooManyLevels
+from tests.scheduler.own_policies import Fails, Final, Halves, NoLevels, TooManyLevels
 from tests.scheduler.test_policies import view
 
 ROUND_S = 0.03
@@ -29,6 +29,11 @@ def test_more_levels_than_are_stored_are_refused_at_the_start() -> None:
 def test_levels_that_fail_are_told_at_the_start() -> None:
     with pytest.raises(ValueError, match="its `levels` fail: ZeroDivisionError"):
         guarded(NoLevels())
+
+
+def test_one_that_nothing_can_be_derived_from_is_told_at_the_start() -> None:
+    with pytest.raises(ValueError, match="no class can be derived from it: TypeError: final"):
+        guarded(Final())
 
 
 def test_it_is_made_once() -> None:

@@ -200,10 +200,13 @@ class Trainer:
         scratch.replace(file)
 
     def load(self, file: Path) -> None:
-        """Raises ModelError if the checkpoint is of a head of another size or was trained with other options or
-        answers: more passes alone are gone on with. What it does not tell, as older ones, is taken on trust and stays
-        untold."""
-        content = torch.load(file, weights_only=True)
+        """Raises ModelError if the checkpoint is damaged, of a head of another size, or was trained with other options
+        or answers: more passes alone are gone on with. What it does not tell, as older ones, is taken on trust and
+        stays untold."""
+        try:
+            content = torch.load(file, weights_only=True)
+        except Exception as error:  # of pickle, of zip, or torch's own
+            raise ModelError(f"{file} is damaged ({type(error).__name__}); remove it to train anew") from error
         known = content.get("options", {})
         self.options = {name: value for name, value in self.options.items() if name in known}
         if other := [name for name, value in self.options.items() if not _goes_on(name, known[name], value)]:
