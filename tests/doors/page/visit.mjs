@@ -87,7 +87,7 @@ await page.keyboard.type("Name three colors.");
 await page.keyboard.down("Control");
 await page.keyboard.press("Enter");
 await page.keyboard.up("Control");
-told.yours = await until(page, () => document.querySelector(".request.own-request .tags")?.textContent);
+told.yours = await until(page, () => document.querySelector(".request.own-request .tags")?.textContent, 240); // behind all samples
 told.answered = await until(page, () => / tokens? in /.test(document.querySelector("#answer-state").textContent) && document.querySelector("#answer-text").textContent, 240);
 told.state = await text("#answer-state");
 told.elsewhere = await page.evaluate(() => document.querySelector("#rows").innerText + document.querySelector("#levels").innerText);
