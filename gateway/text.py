@@ -1,15 +1,15 @@
 """Text to tokens and back, with the tokenizer and template of the workers' model. Knows neither requests nor RPC."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import jinja2
 import structlog
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
+from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
@@ -21,6 +21,9 @@ from protos.models import digest, unpacked
 # What templates know beside what is set here, and what asks for something else than a variable.
 _OURS = frozenset({"tools", "documents", "continue_final_message", "chat_template", "tokenize"})
 _END = "\ue000here it goes on\ue000"  # behind the text of a message that goes on: templates may strip spaces
+
+
+Message: TypeAlias = Mapping[str, Any]  # of a chat
 
 
 class BadChat(ValueError):
@@ -71,7 +74,7 @@ class TextModel:
         self._no_template = f"the model {info.name} has no chat template; send a prompt"
         try:
             self._template = _environment().from_string(info.chat_template) if info.chat_template else None
-        except jinja2.TemplateError as error:
+        except Exception as error:  # Jinja makes Python of it, whose errors come through
             self._no_template = f"the chat template of the model {info.name} is broken: {error}; send a prompt"
             structlog.get_logger().warning("chat_template_broken", model=info.name, reason=str(error))
         # A request that does not fit is refused, never cut.
@@ -126,30 +129,36 @@ class TextModel:
         return self._encode(text, add_special_tokens=False)
 
     @cached_property
-    def _in_parts(self) -> bool:
-        """Whether the template shows the text of a message only where it is in a list of parts, as those of models with
-        vision do."""
-        said = "message"
-        plain, parts = ([{"role": "user", "content": content}] for content in (said, _parts(said)))
-        return not self._has(said, plain) and self._has(said, parts)
+    def _in_parts(self) -> frozenset[str]:
+        """Roles whose texts the template shows only where they are lists of parts, as models with vision have them."""
+        if not self._wants_parts([], "user", []):
+            return frozenset()
+        user: list[Message] = [{"role": "user", "content": _parts("hello")}]
+        around = {"system": ([], user), "assistant": (user, [])}
+        wants = (role for role, (before, behind) in around.items() if self._wants_parts(before, role, behind))
+        return frozenset(["user", *wants])
 
-    def _has(self, said: str, messages: Sequence[Mapping[str, Any]]) -> bool:
-        try:
-            return said in self._filled(messages, {}, generation_prompt=True)
-        except BadChat:
-            return False
+    def _wants_parts(self, before: list[Message], role: str, behind: list[Message]) -> bool:
+        said = "message"
+
+        def shows(content: Any) -> bool:
+            try:
+                messages = [*before, {"role": role, "content": content}, *behind]
+                return said in self._filled(messages, {}, generation_prompt=True)
+            except BadChat:
+                return False
+
+        return not shows(said) and shows(_parts(said))
 
     def _render(
         self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any], *, generation_prompt: bool
     ) -> str:
         """Raises BadChat, BadVariables."""
-        if self._in_parts:
-            messages = [{**message, "content": _parts(message["content"])} for message in messages]  # type: ignore[dict-item]
-        return self._filled(messages, variables, generation_prompt=generation_prompt)
+        roles = self._in_parts
+        given = [{**each, "content": _parts(each["content"])} if each["role"] in roles else each for each in messages]
+        return self._filled(given, variables, generation_prompt=generation_prompt)
 
-    def _filled(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *, generation_prompt: bool
-    ) -> str:
+    def _filled(self, messages: Sequence[Message], variables: Mapping[str, Any], *, generation_prompt: bool) -> str:
         """The template with these. Raises BadChat, BadVariables."""
         if self._template is None:
             raise BadChat(self._no_template)
@@ -189,9 +198,13 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_shown"), [], [], body).set_lineno(line)  # a scope of its own, as there
+
+    def _shown(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 def _environment() -> jinja2.Environment:

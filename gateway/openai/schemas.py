@@ -1,9 +1,12 @@
 """JSON schemas as the grammars' compiler takes them, with what it cannot hold to left out where that may be. What a
 schema is for is not known here. Pure."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
+
+from gateway.structure import MAX_BYTES
 
 _LOOKS_AROUND = re.compile(r"\(\?[=!<]|\\[1-9bB]")  # in a pattern: no grammar can
 _FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}  # known ones
@@ -15,42 +18,49 @@ _NAMES_ALL = {
     *("title", "type", "x-guidance"),
 }
 _MIXES = {"dependentSchemas", "if", "not", "unevaluatedProperties"}  # another schema says more of the same object
-_JOINS = {"$ref", "allOf", "anyOf", "oneOf"}  # so do these beside `properties`
+_JOINS = {"$ref", "allOf", "anyOf", "oneOf", "properties"}  # so do two of these beside each other
 
 
 def strict(schema: dict[str, Any]) -> dict[str, Any]:
     """An object has no other members than those that are named, unless the schema says otherwise: models invent some,
     and readers fail of them. Where a string has a `format` and a `pattern`, one of them may be unknown to the compiler:
     the other says it, too (zod writes both)."""
-    return dict(_read(schema, lenient=False, close=not any(map(_is_mixed, _schemas(schema)))))
+    return _whole(schema, lenient=False)
 
 
 def lenient(schema: dict[str, Any]) -> dict[str, Any]:
     """As `strict`, but whatever cannot be held to is left out. As OpenAI does where a schema is not `strict`."""
     own = schema.get("x-guidance")
-    read = dict(_read(schema, lenient=True, close=not any(map(_is_mixed, _schemas(schema)))))
-    return read | {"x-guidance": _LENIENT | (own if isinstance(own, dict) else {})}
+    return _whole(schema, lenient=True) | {"x-guidance": _LENIENT | (own if isinstance(own, dict) else {})}
+
+
+def _whole(schema: dict[str, Any], *, lenient: bool) -> dict[str, Any]:
+    if len(json.dumps(schema)) > MAX_BYTES:  # it will be refused: none is looked at for long
+        return schema
+    return dict(_read(schema, lenient=lenient, close=not any(map(_is_mixed, _schemas(schema)))))
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
     """It, and all that are in it."""
-    if isinstance(schema, list):
-        for each in schema:
-            yield from _schemas(each)
-    elif isinstance(schema, dict):
-        yield schema
-        for name, value in schema.items():
-            if name in _BY_NAME and isinstance(value, dict):
-                yield from _schemas(list(value.values()))
-            elif name not in _PLAIN_VALUES:
-                yield from _schemas(value)
+    ahead = [schema]
+    while ahead:
+        one = ahead.pop()
+        if isinstance(one, list):
+            ahead += one
+        elif isinstance(one, dict):
+            yield one
+            for name, value in one.items():
+                if name in _BY_NAME and isinstance(value, dict):
+                    ahead += value.values()
+                elif name not in _PLAIN_VALUES:
+                    ahead.append(value)
 
 
 def _is_mixed(schema: dict[str, Any]) -> bool:
     """Whether several schemas say which members an object has: none of them may be the last word then."""
     joined = schema.get("allOf")
     several = isinstance(joined, list) and len(joined) > 1
-    return several or not _MIXES.isdisjoint(schema) or ("properties" in schema and not _JOINS.isdisjoint(schema))
+    return several or not _MIXES.isdisjoint(schema) or len(_JOINS & schema.keys()) > 1
 
 
 def _read(schema: Any, *, lenient: bool, close: bool) -> Any:
@@ -65,9 +75,16 @@ def _read(schema: Any, *, lenient: bool, close: bool) -> Any:
             made[name] = {key: _read(each, lenient=lenient, close=close) for key, each in value.items()}
         elif name != left_out:
             made[name] = value if name in _PLAIN_VALUES else _read(value, lenient=lenient, close=close)
-    if close and "properties" in made and made.keys() <= _NAMES_ALL:
+    if close and _names_all(made):
         made["additionalProperties"] = False
     return made
+
+
+def _names_all(schema: dict[str, Any]) -> bool:
+    """Whether it names each member that an object may be meant to have, those too that it must have."""
+    named, must = schema.get("properties"), schema.get("required", [])
+    known = isinstance(named, dict) and isinstance(must, list) and all(name in named for name in must)
+    return known and schema.keys() <= _NAMES_ALL
 
 
 def _left_out(format: Any, pattern: Any, lenient: bool) -> str | None:
@@ -75,5 +92,5 @@ def _left_out(format: Any, pattern: Any, lenient: bool) -> str | None:
     if not isinstance(pattern, str):
         return None
     if _LOOKS_AROUND.search(pattern):
-        return "pattern" if lenient or format in _FORMATS else None
+        return "pattern" if lenient or format in tuple(_FORMATS) else None
     return "format" if isinstance(format, str) and format not in _FORMATS else None

@@ -18,7 +18,7 @@ from gateway.keys import Keys, Right
 from gateway.page.feed import VIEW_S, Feed
 from gateway.page.frames import comparison
 from gateway.page.prompts import Samples, answered, generation, read_prompt
-from gateway.page.sessions import COOKIE, PATH, Sessions, same_origin, set_cookie
+from gateway.page.sessions import ENDED, PATH, Sessions, same_origin, set_cookie
 from gateway.page.streaming import Streaming
 from protos.errors import BadInput, QueueFull, RequestError
 from protos.v1 import inference_pb2
@@ -103,7 +103,7 @@ class Pages:
     async def logout(self, request: Request) -> Response:
         same_origin(request)
         answer = JSONResponse({"open": False})
-        answer.delete_cookie(COOKIE, PATH, httponly=True, samesite="strict")
+        answer.raw_headers += set_cookie(request, ENDED)
         return answer
 
     async def feed(self, request: Request) -> Any:

@@ -15,8 +15,9 @@ from protos.errors import Forbidden, Unauthenticated
 from protos.settings import is_loopback
 
 COOKIE = "laps_sd_page"
-PATH = "/page"  # under which the browser sends the cookie: never to /v1
+PATH = "/page"
 LIFE_S = 900  # of a cookie; every use renews it
+ENDED = "-"  # the value of a cookie that the browser is to forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,15 @@ class Sessions:
 
 
 def set_cookie(request: Request, value: str) -> list[tuple[bytes, bytes]]:
-    """The header that sets the cookie; an empty `value`: none."""
+    """The header that sets the cookie; an empty `value`: none; ENDED: it is to be forgotten."""
     if not value:
         return []
     # A proxy may have ended TLS. Browsers tell where a page comes from over TLS alone, but for this machine's own.
     by_proxy = "sec-fetch-site" in request.headers and not is_loopback(host(request.headers))
     secure = "; Secure" if request.url.scheme == "https" or by_proxy else ""
-    attributes = f"Path={PATH}; Max-Age={LIFE_S}; HttpOnly; SameSite=Strict{secure}"
+    # Without a path of its own it goes where this answer came from, which a proxy may have put under another path: to
+    # the page's addresses, never to /v1.
+    attributes = f"Max-Age={0 if value == ENDED else LIFE_S}; HttpOnly; SameSite=Strict{secure}"
     return [(b"set-cookie", f"{COOKIE}={value}; {attributes}".encode())]
 
 

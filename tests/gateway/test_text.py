@@ -48,7 +48,8 @@ def test_tojson_takes_what_transformers_lets_templates_say() -> None:
 
 
 def test_what_a_template_marks_for_trainers_is_shown_like_the_rest() -> None:
-    text = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}!{% endfor %}"
+    inside = "{% generation %}{% set end = '?' %}{{ m.content }}{% endgeneration %}"
+    text = "{% set end = '!' %}{% for m in messages %}" + inside + "{{ end }}{% endfor %}"
     model = TextModel(model_info(template=text))
     assert TOKENIZER.decode(model.encode_chat([{"role": "assistant", "content": "hi"}])) == "hi!"
 
@@ -65,6 +66,14 @@ def test_a_template_that_wants_parts_gets_the_text_as_one() -> None:
     assert model.takes == (True, True)
 
 
+def test_a_template_may_want_the_parts_of_one_role_alone() -> None:
+    parts = "{% for part in m.content %}{{ part.text }}{% endfor %}"
+    text = "{% for m in messages %}{% if m.role == 'user' %}" + parts + "{% else %}{{ m.content + '!' }}{% endif %}"
+    model = TextModel(model_info(template=text + "{% endfor %}"))
+    said = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]
+    assert TOKENIZER.decode(model.encode_chat(said)) == "a!bc!"
+
+
 def test_what_ends_an_answer_is_no_text_of_it_though_the_tokenizer_does_not_call_it_special() -> None:
     tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
     tokenizer.add_tokens(["<end>"])
@@ -77,10 +86,11 @@ def test_what_ends_an_answer_is_no_text_of_it_though_the_tokenizer_does_not_call
     assert model.encode_prompt("<end>") == tokenizer.encode("<end>").ids
 
 
-def test_a_broken_template_refuses_chats_alone() -> None:
-    model = TextModel(model_info(template="{% for m in messages %}{{ m.content "))
+@pytest.mark.parametrize("broken", ["{% for m in messages %}{{ m.content ", "{% for m in messages %}" * 200])
+def test_a_broken_template_refuses_chats_alone(broken: str) -> None:
+    model = TextModel(model_info(template=broken + "{% endfor %}" * broken.count("%}{%")))
     assert model.encode_prompt("the")
-    with pytest.raises(BadChat, match="chat template of the model tiny is broken: unexpected"):
+    with pytest.raises(BadChat, match="chat template of the model tiny is broken: "):
         model.encode_chat([{"role": "user", "content": "a"}])
 
 

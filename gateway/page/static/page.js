@@ -7,12 +7,14 @@ import { showQueue, showRequests } from "./requests.js";
 import { known, list, number, share, short, time } from "./words.js";
 
 const SECOND = 1000;
+const SILENT = 20; // seconds
 const workers = new Map();
 const figures = {};
 let feed = null;
 let latest = null;
 let comparing = false;
 let heard = 0; // when the last frame came
+let coming = 0; // the timer of the next visit
 
 function figure(name, label, hint, most) {
   const value = make("dd", { class: "value" }, "–");
@@ -38,11 +40,11 @@ function showFigures(frame) {
 
 function everySecond() {
   // Where the scheduler answers slowly an open feed is silent for long: see feed.py.
-  const patience = feed?.readyState === EventSource.OPEN ? 20 : 4;
-  if (feed && !document.hidden && performance.now() - heard > patience * SECOND) {
-    connection("away", "connecting again");
-    follow(); // a connection that a proxy or a sleeping machine has forgotten stays open, and silent
-  }
+  const patience = feed?.readyState === EventSource.OPEN ? SILENT : 4;
+  const silent = feed && !document.hidden ? performance.now() - heard : 0;
+  if (silent > patience * SECOND) connection("away", "connecting again");
+  // A connection that a proxy or a sleeping machine has forgotten stays as it is, and silent.
+  if (silent > SILENT * SECOND && feed.readyState !== EventSource.CLOSED) follow();
   if (latest && feed?.readyState === EventSource.OPEN) {
     figures.tokens.trend.add(latest.rates.output_tokens);
     figures.live.trend.add(latest.running + latest.paused + latest.waiting);
@@ -118,18 +120,24 @@ function follow() {
     show(JSON.parse(event.data));
   };
   feed.onerror = (event) => {
-    if (event.target.readyState === EventSource.CLOSED) setTimeout(enter, 2 * SECOND); // refused: perhaps a key is needed
+    if (event.target === feed && feed.readyState === EventSource.CLOSED) again(2); // refused: perhaps a key is needed
   };
+}
+
+function again(seconds) {
+  clearTimeout(coming);
+  coming = setTimeout(enter, seconds * SECOND);
 }
 
 // Whether this browser may see the page; if it may, the feed begins.
 async function enter() {
+  clearTimeout(coming);
   let told;
   try {
     told = await (await ask("page/session")).json();
   } catch {
     connection("away", "the gateway does not answer");
-    setTimeout(enter, 2 * SECOND);
+    again(2);
     return;
   }
   byId("main").hidden = !told.open;
@@ -146,7 +154,7 @@ async function enter() {
     say(byId("about"), "");
     if (told.keyed) return byId("key").focus();
     problem(`${told.problem}.`);
-    setTimeout(enter, 10 * SECOND);
+    again(10);
   }
 }
 

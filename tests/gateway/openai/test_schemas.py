@@ -7,6 +7,7 @@ import pytest
 from llguidance import LLMatcher
 
 from gateway.openai import formats, schemas
+from gateway.structure import MAX_BYTES
 from tests.gateway.openai.test_formats import body
 
 PHONE = {"type": "string", "format": "e164", "pattern": "^\\+[1-9]\\d{6,14}$"}  # as zod writes it
@@ -36,7 +37,7 @@ MODEL = {"type": "object", "properties": {"name": {"type": "string"}}, "required
 
 
 def test_an_object_has_the_members_that_are_named_and_no_others() -> None:
-    schema = {"$defs": {"one": MODEL}, **MODEL, "properties": {"one": {"$ref": "#/$defs/one"}, "title": MODEL}}
+    schema = {"$defs": {"one": MODEL}, "properties": {"one": {"$ref": "#/$defs/one"}, "title": MODEL}}
     read = schemas.strict(schema)
     inside = (read, read["$defs"]["one"], read["properties"]["title"])
     assert [each["additionalProperties"] for each in inside] == [False] * 3
@@ -51,8 +52,12 @@ def test_an_object_has_the_members_that_are_named_and_no_others() -> None:
         {"allOf": [MODEL, {"properties": {"age": {"type": "integer"}}}]},
         MODEL | {"anyOf": [{"properties": {"age": {"type": "integer"}}}]},
         MODEL | {"not": {"required": ["age"]}},
+        MODEL | {"required": ["age"]},
+        {"$ref": "#/$defs/one", "anyOf": [MODEL], "$defs": {"one": {"properties": {"age": {}}}}},
+        MODEL | {"description": "a" * MAX_BYTES},
+        {"type": "string", "format": [], "pattern": "(?=a)"},
     ],
-    ids=["says so", "names none", "all of", "any of, beside", "not"],
+    ids=["says so", "names none", "all of", "any of, beside", "not", "unnamed", "joined", "too long", "no schema"],
 )
 def test_an_object_stays_open_where_something_else_may_name_members(schema: dict[str, Any]) -> None:
     assert schemas.strict(schema) == schema

@@ -58,7 +58,7 @@ def test_the_elements_that_a_script_asks_for_exist(name: str) -> None:
 
 
 def test_a_feed_that_is_open_may_be_silent_for_as_long_as_a_frame_may_take() -> None:
-    (patience_s,) = re.findall(r"EventSource\.OPEN \? (\d+)", SCRIPTS["page.js"])
+    (patience_s,) = re.findall(r"const SILENT = (\d+)", SCRIPTS["page.js"])
     questions_s = 2 * Settings.model_fields["rpc_timeout_s"].default
     assert int(patience_s) >= LONGEST_S + questions_s
 
