@@ -19,7 +19,7 @@ from protos.link.v1 import common_pb2
 from protos.models import digest, unpacked
 
 # What templates know beside what is set here, and what asks for something else than a variable.
-_OURS = frozenset({"tools", "documents", "continue_final_message", "chat_template", "tokenize"})
+_OURS = frozenset({"continue_final_message", "chat_template", "tokenize"})
 _END = "\ue000here it goes on\ue000"  # behind the text of a message that goes on: templates may strip spaces
 
 

@@ -71,7 +71,7 @@ def model_class(config: Any) -> Any:
 def summary(error: Exception) -> str:
     """The words of a library's exception, on one line."""
     said = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
-    if isinstance(error, KeyError) and " " not in said:  # the key alone
+    if isinstance(error, KeyError) and said and " " not in said:  # the key alone
         return f"{said!r} is not known"
     return said or type(error).__name__
 

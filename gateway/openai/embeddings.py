@@ -47,28 +47,28 @@ class Embedding:
     async def _all(self) -> list[tuple[Sequence[float], int]]:
         """Of each input the embedding, and its tokens. An input for which there is no room is asked for again once
         another one of these is made: the room may be theirs."""
-        free = asyncio.Semaphore(min(AT_ONCE, self._front.most_at_once))
+        free = asyncio.Semaphore(min(AT_ONCE, self._front.most_at_once, len(self._inputs)))
         limit_s, began = self._body.timeout_s, now()
-        asked, made = 0, asyncio.Event()  # how many are now; set once the next one is made
+        asked = made = 0  # how many are now, and were
 
         async def one(number: int) -> tuple[Sequence[float], int]:
             nonlocal asked, made
-            async with free:
-                while True:
-                    asked += 1
-                    try:
-                        left_s = None if limit_s is None else max(0.0, limit_s - (now() - began))
-                        found = await self._one(number, left_s)
-                        made.set()
-                        made = asyncio.Event()
-                        return found
-                    except QueueFull:
-                        if asked == 1:  # whoever has the room, it is none of these
-                            raise
-                        next_made = made
-                    finally:
-                        asked -= 1
-                    await next_made.wait()
+            await free.acquire()
+            while True:
+                made_before, asked = made, asked + 1
+                left_s = None if limit_s is None else max(0.0, limit_s - (now() - began))
+                try:
+                    found = await self._one(number, left_s)
+                except QueueFull:
+                    asked -= 1
+                    if asked:
+                        await free.acquire()  # its place is not given back: one fewer is asked for at a time
+                    elif made == made_before:  # whoever has the room, it is none of these
+                        raise
+                else:
+                    asked, made = asked - 1, made + 1
+                    free.release()
+                    return found
 
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -8,17 +8,15 @@ from typing import Any
 
 from gateway.structure import MAX_BYTES
 
-_LOOKS_AROUND = re.compile(r"\(\?[=!<]|\\[1-9bB]")  # in a pattern: no grammar can
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[1-9bB]")  # in a pattern: no grammar can
 _FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}  # known ones
 _LENIENT = {"whitespace_flexible": False, "lenient": True, "coerce_one_of": True}
 _BY_NAME = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}  # of any names
 _PLAIN_VALUES = {"const", "default", "enum", "examples"}  # no schemas in there
-_NAMES_ALL = {
-    *("$defs", "$id", "$schema", "default", "definitions", "description", "examples", "properties", "required"),
-    *("title", "type", "x-guidance"),
-}
+_JOINS = {"$ref", "allOf", "anyOf", "oneOf"}
+_SAYS_MEMBERS = {"additionalProperties", "patternProperties", "properties", "required"}
 _MIXES = {"dependentSchemas", "if", "not", "unevaluatedProperties"}  # another schema says more of the same object
-_JOINS = {"$ref", "allOf", "anyOf", "oneOf", "properties"}  # so do two of these beside each other
+_KEEPS_OPEN = {"additionalProperties", "minProperties", "patternProperties", "propertyNames", *_JOINS}
 
 
 def strict(schema: dict[str, Any]) -> dict[str, Any]:
@@ -58,9 +56,10 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 def _is_mixed(schema: dict[str, Any]) -> bool:
     """Whether several schemas say which members an object has: none of them may be the last word then."""
-    joined = schema.get("allOf")
-    several = isinstance(joined, list) and len(joined) > 1
-    return several or not _MIXES.isdisjoint(schema) or len(_JOINS & schema.keys()) > 1
+    joins = _JOINS & schema.keys()
+    parts = schema.get("allOf")
+    several = len(joins) > 1 or (isinstance(parts, list) and len(parts) > 1)
+    return several or not _MIXES.isdisjoint(schema) or (bool(joins) and not _SAYS_MEMBERS.isdisjoint(schema))
 
 
 def _read(schema: Any, *, lenient: bool, close: bool) -> Any:
@@ -81,10 +80,11 @@ def _read(schema: Any, *, lenient: bool, close: bool) -> Any:
 
 
 def _names_all(schema: dict[str, Any]) -> bool:
-    """Whether it names each member that an object may be meant to have, those too that it must have."""
+    """Whether it names members, and each that an object may be meant to have."""
     named, must = schema.get("properties"), schema.get("required", [])
-    known = isinstance(named, dict) and isinstance(must, list) and all(name in named for name in must)
-    return known and schema.keys() <= _NAMES_ALL
+    if not isinstance(named, dict) or not named or not isinstance(must, list):
+        return False
+    return all(isinstance(name, str) and name in named for name in must) and _KEEPS_OPEN.isdisjoint(schema)
 
 
 def _left_out(format: Any, pattern: Any, lenient: bool) -> str | None:
@@ -92,5 +92,5 @@ def _left_out(format: Any, pattern: Any, lenient: bool) -> str | None:
     if not isinstance(pattern, str):
         return None
     if _LOOKS_AROUND.search(pattern):
-        return "pattern" if lenient or format in tuple(_FORMATS) else None
+        return "pattern" if lenient or (isinstance(format, str) and format in _FORMATS) else None
     return "format" if isinstance(format, str) and format not in _FORMATS else None

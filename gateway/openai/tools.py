@@ -74,14 +74,14 @@ def structure(may: MayCall, form: Structure | None) -> Structure | None:
     """`form`: of an answer that calls nothing; None: any words. Raises BadInput."""
     if may.only:
         return arguments(may.functions[0])
-    schemas = [_object(function) for function in may.functions]
-    if not schemas:
+    parameters = [_object(function) for function in may.functions]
+    if not parameters:
         return form
     rules = []
-    for i, (function, schema) in enumerate(zip(may.functions, schemas, strict=True)):
+    for i, (function, schema) in enumerate(zip(may.functions, parameters, strict=True)):
         head = json.dumps(f"{_NAME}{function.name}{_ARGUMENTS}")
         rules += [f"call{i}: {head} arguments{i} {json.dumps(_END)}", f"arguments{i}: {_json(schema)}"]
-    called = "call: " + " | ".join(f"call{i}" for i in range(len(schemas)))
+    called = "call: " + " | ".join(f"call{i}" for i in range(len(parameters)))
     marked = f"marked: {json.dumps(MARK)} call"
     if may.must:
         begin = ["start: marked", marked]
@@ -197,4 +197,6 @@ def _object(function: Function) -> dict[str, Any]:
     schema = {"type": "object", **function.parameters}
     if schema["type"] != "object":
         raise BadInput("tools", f"parameters of {function.name} must be a schema of the type object")
+    if schema.get("properties") == {}:  # it takes nothing
+        schema.setdefault("additionalProperties", False)
     return schemas.strict(schema) if function.strict else schemas.lenient(schema)

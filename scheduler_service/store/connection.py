@@ -57,8 +57,11 @@ def connect(url: str, timeout_s: float, options: Mapping[str, Any]) -> aioredis.
     if not by_sentinels(url):
         parts = urlsplit(url)
         database = parts.path.strip("/")
-        if parts.port == 0 or (parts.scheme != "unix" and database and not database.isdecimal()):
-            raise ValueError("nobody's port, or no number of a database")  # the client library would take its default
+        # In place of either the client library would take its default.
+        if parts.port == 0:
+            raise ValueError("nobody's port")
+        if parts.scheme != "unix" and database and not database.isdecimal():
+            raise ValueError("no number of a database")
     client = _of_primary(_parts(url), own) if by_sentinels(url) else aioredis.Redis.from_url(url, **own)
     client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
     return client

@@ -63,7 +63,6 @@ def test_a_template_that_wants_parts_gets_the_text_as_one() -> None:
     shown = "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
     model = TextModel(model_info(template="{% for m in messages %}" + shown + "{% endfor %}"))
     assert TOKENIZER.decode(model.encode_chat([{"role": "user", "content": "the fox"}])) == "the fox"
-    assert model.takes == (True, True)
 
 
 def test_a_template_may_want_the_parts_of_one_role_alone() -> None:

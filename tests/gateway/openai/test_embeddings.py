@@ -74,6 +74,20 @@ async def test_an_input_without_room_waits_for_the_others_of_its_body() -> None:
         assert len((await task).json()["data"]) == 2
 
 
+async def test_a_body_far_beyond_the_bound_is_not_asked_for_again_and_again() -> None:
+    async with door() as at:
+        task, refused, now = at.asked(EMBEDDING | {"input": ["fox"] * 40}, PATH), 0, list[pb.Submit]()
+        for number in range(embeddings.AT_ONCE):
+            submit = await at.link.next("submit")
+            await at.link.send(**({"refusals": [full(submit)]} if number else {"accepted": [submit.request_id]}))
+            now, refused = [*now, submit][:1], refused + bool(number)
+        (first,) = now
+        told = common_pb2.Logprobs(embedding=[0.5, 1.0])
+        await at.link.delta(first, 0, [1], logprobs=told, ending=ending())
+        await made(at, 39)  # one after another, none of them refused
+        assert len((await task).json()["data"]) == 40
+
+
 async def test_where_others_have_the_room_the_body_is_refused() -> None:
     async with door() as at:
         task = at.asked(EMBEDDING | {"input": ["fox", "dog"]}, PATH)
