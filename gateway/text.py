@@ -134,12 +134,12 @@ class TextModel:
         if not self._wants_parts([], "user", []):
             return frozenset()
         user: list[Message] = [{"role": "user", "content": _parts("hello")}]
-        around = {"system": ([], user), "assistant": (user, [])}
+        around = {"system": ([], user), "assistant": (user, user)}
         wants = (role for role, (before, behind) in around.items() if self._wants_parts(before, role, behind))
         return frozenset(["user", *wants])
 
     def _wants_parts(self, before: list[Message], role: str, behind: list[Message]) -> bool:
-        said = "message"
+        said = "\ue000said"  # no template says that itself
 
         def shows(content: Any) -> bool:
             try:

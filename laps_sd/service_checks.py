@@ -2,7 +2,7 @@
 environment that it will get. So no bound is declared twice, and no process is started for nothing."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -52,12 +52,12 @@ def _check(options: Options, service: str, settings: type[ServiceSettings], comm
     for name in options.services.get(service, {}):
         if name not in settings.model_fields:
             raise Wrong(f"[{service}] {name}", f"no such setting; `python -m {module} --help` lists them")
-        if any(word.partition(".")[0] == flag(name) for word in flags):
+        if _sets(flags, name):
             raise Wrong(f"[{service}] {name}", "`laps-sd up` sets this itself")
     with _environment(command.environment):
         try:
             refuse_misspelt_variables(settings)
-            _refuse_variables_of_no_service(settings)
+            _refuse_variables_of_no_service(settings, command)
         except ValueError as error:
             raise Wrong("environment", str(error)) from None
         try:
@@ -70,13 +70,21 @@ def _check(options: Options, service: str, settings: type[ServiceSettings], comm
         raise Wrong("--certs", problem)
 
 
-def _refuse_variables_of_no_service(settings: type[ServiceSettings]) -> None:
-    """What `up` has no flag for is its service's to read, under a longer name. Raises ValueError."""
+def _refuse_variables_of_no_service(settings: type[ServiceSettings], command: Command) -> None:
+    """What `up` has no flag for is its services' to read, under longer names. Raises ValueError."""
     for name in settings.model_fields.keys() - flags_of(Options).keys():
-        given = os.environ.get(f"LAPS_SD_{name.upper()}", "tcp:")
-        if not given.startswith("tcp:"):  # Kubernetes makes LAPS_SD_PORT of a Service of our name
-            meant = f"{settings.model_config['env_prefix']}{name.upper()}"
-            raise ValueError(f"LAPS_SD_{name.upper()} is no setting of `laps-sd up`; did you mean {meant}?")
+        variable = f"LAPS_SD_{name.upper()}"
+        if not os.environ.get(variable) or os.environ[variable].startswith("tcp:"):
+            continue  # Kubernetes makes LAPS_SD_PORT of a Service of our name
+        if _sets(command.arguments, name):
+            raise ValueError(f"{variable} is no setting of `laps-sd up`, which sets that itself")
+        kinds = [each for each in (Scheduler, settings, Gateway) if name in each.model_fields]
+        own = dict.fromkeys(f"{each.model_config['env_prefix']}{name.upper()}" for each in kinds)
+        raise ValueError(f"{variable} is no setting of `laps-sd up`; did you mean {' or '.join(own)}?")
+
+
+def _sets(flags: Sequence[str], name: str) -> bool:
+    return any(word.partition(".")[0] == flag(name) for word in flags)
 
 
 def _told(service: str, error: ValidationError) -> Wrong:

@@ -49,10 +49,10 @@ class Embedding:
         another one of these is made: the room may be theirs."""
         free = asyncio.Semaphore(min(AT_ONCE, self._front.most_at_once, len(self._inputs)))
         limit_s, began = self._body.timeout_s, now()
-        asked = made = 0  # how many are now, and were
+        asked = made = lost = smooth = 0  # how many are now, and were; places given up, and how many were made since
 
         async def one(number: int) -> tuple[Sequence[float], int]:
-            nonlocal asked, made
+            nonlocal asked, made, lost, smooth
             await free.acquire()
             while True:
                 made_before, asked = made, asked + 1
@@ -60,14 +60,18 @@ class Embedding:
                 try:
                     found = await self._one(number, left_s)
                 except QueueFull:
-                    asked -= 1
+                    asked, smooth = asked - 1, 0
                     if asked:
-                        await free.acquire()  # its place is not given back: one fewer is asked for at a time
+                        lost += 1  # its place is not given back: one fewer is asked for at a time
+                        await free.acquire()
                     elif made == made_before:  # whoever has the room, it is none of these
                         raise
                 else:
-                    asked, made = asked - 1, made + 1
+                    asked, made, smooth = asked - 1, made + 1, smooth + 1
                     free.release()
+                    if lost and smooth > 2 * asked + 2:  # it was crowded for a while: one more again
+                        lost, smooth = lost - 1, 0
+                        free.release()
                     return found
 
         try:

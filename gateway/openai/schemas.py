@@ -14,9 +14,14 @@ _LENIENT = {"whitespace_flexible": False, "lenient": True, "coerce_one_of": True
 _BY_NAME = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}  # of any names
 _PLAIN_VALUES = {"const", "default", "enum", "examples"}  # no schemas in there
 _JOINS = {"$ref", "allOf", "anyOf", "oneOf"}
-_SAYS_MEMBERS = {"additionalProperties", "patternProperties", "properties", "required"}
-_MIXES = {"dependentSchemas", "if", "not", "unevaluatedProperties"}  # another schema says more of the same object
-_KEEPS_OPEN = {"additionalProperties", "minProperties", "patternProperties", "propertyNames", *_JOINS}
+_VALUES = {"const", "enum"}
+_SAYS_MEMBERS = {"additionalProperties", "minProperties", "patternProperties", "properties", "required", *_VALUES}
+# Another schema says more of the same object.
+_MIXES = {
+    *("$dynamicRef", "$recursiveRef", "dependencies", "dependentRequired", "dependentSchemas"),
+    *("if", "not", "unevaluatedProperties"),
+}
+KEEPS_OPEN = {"additionalProperties", "minProperties", "patternProperties", "propertyNames", *_JOINS, *_VALUES}
 
 
 def strict(schema: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +40,9 @@ def lenient(schema: dict[str, Any]) -> dict[str, Any]:
 def _whole(schema: dict[str, Any], *, lenient: bool) -> dict[str, Any]:
     if len(json.dumps(schema)) > MAX_BYTES:  # it will be refused: none is looked at for long
         return schema
-    return dict(_read(schema, lenient=lenient, close=not any(map(_is_mixed, _schemas(schema)))))
+    read = dict(_read(schema, lenient=lenient, close=not any(map(_is_mixed, _schemas(schema)))))
+    fits = len(json.dumps(read)) <= MAX_BYTES
+    return read if fits else dict(_read(schema, lenient=lenient, close=False))
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
@@ -84,7 +91,7 @@ def _names_all(schema: dict[str, Any]) -> bool:
     named, must = schema.get("properties"), schema.get("required", [])
     if not isinstance(named, dict) or not named or not isinstance(must, list):
         return False
-    return all(isinstance(name, str) and name in named for name in must) and _KEEPS_OPEN.isdisjoint(schema)
+    return all(isinstance(name, str) and name in named for name in must) and KEEPS_OPEN.isdisjoint(schema)
 
 
 def _left_out(format: Any, pattern: Any, lenient: bool) -> str | None:

@@ -197,6 +197,6 @@ def _object(function: Function) -> dict[str, Any]:
     schema = {"type": "object", **function.parameters}
     if schema["type"] != "object":
         raise BadInput("tools", f"parameters of {function.name} must be a schema of the type object")
-    if schema.get("properties") == {}:  # it takes nothing
-        schema.setdefault("additionalProperties", False)
+    if schema.get("properties") == {} and not schema.get("required") and schemas.KEEPS_OPEN.isdisjoint(schema):
+        schema["additionalProperties"] = False  # it takes nothing
     return schemas.strict(schema) if function.strict else schemas.lenient(schema)

@@ -85,9 +85,13 @@ def test_what_ends_an_answer_is_no_text_of_it_though_the_tokenizer_does_not_call
     assert model.encode_prompt("<end>") == tokenizer.encode("<end>").ids
 
 
-@pytest.mark.parametrize("broken", ["{% for m in messages %}{{ m.content ", "{% for m in messages %}" * 200])
+@pytest.mark.parametrize(
+    "broken",
+    ["{% for m in messages %}{{ m.content ", "{% for m in messages %}" * 200 + "{% endfor %}" * 200],
+    ids=["unfinished", "too deep for Python"],
+)
 def test_a_broken_template_refuses_chats_alone(broken: str) -> None:
-    model = TextModel(model_info(template=broken + "{% endfor %}" * broken.count("%}{%")))
+    model = TextModel(model_info(template=broken))
     assert model.encode_prompt("the")
     with pytest.raises(BadChat, match="chat template of the model tiny is broken: "):
         model.encode_chat([{"role": "user", "content": "a"}])

@@ -396,6 +396,11 @@ def test_a_checkpoint_that_is_cut_short_is_named(left: int, tmp_path: Path) -> N
         small_trainer(20).load(file)
 
 
+def test_a_checkpoint_that_cannot_be_read_is_not_said_to_be_damaged(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"cannot read {tmp_path}: Is a directory"):
+        small_trainer(20).load(tmp_path)
+
+
 def test_a_checkpoint_of_a_head_of_another_size_is_refused(tmp_path: Path) -> None:
     small_trainer(20).save(tmp_path / "checkpoint.pt")
     with pytest.raises(ModelError, match="--draft-tokens"):

@@ -204,7 +204,12 @@ class Trainer:
         or answers: more passes alone are gone on with. What it does not tell, as older ones, is taken on trust and
         stays untold."""
         try:
+            file.open("rb").close()
+        except OSError as error:
+            raise ModelError(f"cannot read {file}: {error.strerror}") from error
+        try:
             content = torch.load(file, weights_only=True)
+            content["head"], content["optimizer"], content["step"]
         except Exception as error:  # of pickle, of zip, or torch's own
             raise ModelError(f"{file} is damaged ({type(error).__name__}); remove it to train anew") from error
         known = content.get("options", {})

@@ -15,6 +15,7 @@ let latest = null;
 let comparing = false;
 let heard = 0; // when the last frame came
 let coming = 0; // the timer of the next visit
+let due = false; // there is to be one: at once where the page was hidden
 
 function figure(name, label, hint, most) {
   const value = make("dd", { class: "value" }, "–");
@@ -113,6 +114,8 @@ function show(frame) {
 
 function follow() {
   feed?.close();
+  due = document.hidden;
+  if (due) return;
   feed = new EventSource("page/feed");
   heard = performance.now();
   feed.onmessage = (event) => {
@@ -126,12 +129,14 @@ function follow() {
 
 function again(seconds) {
   clearTimeout(coming);
+  due = true;
   coming = setTimeout(enter, seconds * SECOND);
 }
 
 // Whether this browser may see the page; if it may, the feed begins.
 async function enter() {
   clearTimeout(coming);
+  due = false;
   let told;
   try {
     told = await (await ask("page/session")).json();
@@ -160,8 +165,10 @@ async function enter() {
 
 // A page that nobody sees asks for nothing.
 function look() {
-  if (document.hidden) feed?.close();
-  else if (feed) enter();
+  if (document.hidden) {
+    clearTimeout(coming);
+    feed?.close();
+  } else if (feed || due) enter();
 }
 
 async function login(event) {

@@ -75,17 +75,25 @@ async def test_an_input_without_room_waits_for_the_others_of_its_body() -> None:
 
 
 async def test_a_body_far_beyond_the_bound_is_not_asked_for_again_and_again() -> None:
+    inputs, asked, has_room = 40, 0, True
     async with door() as at:
-        task, refused, now = at.asked(EMBEDDING | {"input": ["fox"] * 40}, PATH), 0, list[pb.Submit]()
-        for number in range(embeddings.AT_ONCE):
-            submit = await at.link.next("submit")
-            await at.link.send(**({"refusals": [full(submit)]} if number else {"accepted": [submit.request_id]}))
-            now, refused = [*now, submit][:1], refused + bool(number)
-        (first,) = now
-        told = common_pb2.Logprobs(embedding=[0.5, 1.0])
-        await at.link.delta(first, 0, [1], logprobs=told, ending=ending())
-        await made(at, 39)  # one after another, none of them refused
-        assert len((await task).json()["data"]) == 40
+        task = at.asked(EMBEDDING | {"input": ["fox"] * inputs}, PATH)
+        runs: list[pb.Submit] = []
+        for _ in range(inputs):
+            while has_room or at.link.received.qsize():  # one runs at a time, and others are refused meanwhile
+                submit, asked = await at.link.next("submit"), asked + 1
+                if has_room:
+                    await at.link.send(accepted=[submit.request_id])
+                    runs.append(submit)
+                else:
+                    await at.link.send(refusals=[full(submit)])
+                has_room = False
+                await asyncio.sleep(0)
+            told = common_pb2.Logprobs(embedding=[0.5, 1.0])
+            await at.link.delta(runs[-1], 0, [1], logprobs=told, ending=ending())
+            has_room = True
+        assert len((await task).json()["data"]) == inputs
+    assert asked < 3 * inputs
 
 
 async def test_where_others_have_the_room_the_body_is_refused() -> None:
