@@ -4,9 +4,10 @@ that hangs up cancels them."""
 import asyncio
 import base64
 from array import array
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from time import monotonic as now
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -21,6 +22,7 @@ from gateway.text import TextModel
 from protos.errors import REQUEST_ID_KEY, BadInput, Cancelled, QueueFull
 from protos.v1 import inference_pb2 as pb
 
+T = TypeVar("T")
 MAX_INPUTS = 2048
 AT_ONCE = 32  # inputs of one body that are requests at the same time
 
@@ -45,41 +47,19 @@ class Embedding:
             await Response(body, 200, {REQUEST_ID_KEY: self._id}, "application/json")(scope, receive, send)
 
     async def _all(self) -> list[tuple[Sequence[float], int]]:
-        """Of each input the embedding, and its tokens. An input for which there is no room is asked for again once
-        another one of these is made: the room may be theirs."""
-        free = asyncio.Semaphore(min(AT_ONCE, self._front.most_at_once, len(self._inputs)))
+        """Of each input the embedding, and its tokens."""
+        places = Places(min(AT_ONCE, self._front.most_at_once, len(self._inputs)))
         limit_s, began = self._body.timeout_s, now()
-        asked = made = lost = smooth = 0  # how many are now, and were; places given up, and how many were made since
 
-        async def one(number: int) -> tuple[Sequence[float], int]:
-            nonlocal asked, made, lost, smooth
-            await free.acquire()
-            while True:
-                made_before, asked = made, asked + 1
-                left_s = None if limit_s is None else max(0.0, limit_s - (now() - began))
-                try:
-                    found = await self._one(number, left_s)
-                except QueueFull:
-                    asked, smooth = asked - 1, 0
-                    if asked:
-                        lost += 1  # its place is not given back: one fewer is asked for at a time
-                        await free.acquire()
-                    elif made == made_before:  # whoever has the room, it is none of these
-                        raise
-                else:
-                    asked, made, smooth = asked - 1, made + 1, smooth + 1
-                    free.release()
-                    if lost and smooth > 2 * asked + 2:  # it was crowded for a while: one more again
-                        lost, smooth = lost - 1, 0
-                        free.release()
-                    return found
+        def attempt(number: int) -> Coroutine[Any, Any, tuple[Sequence[float], int]]:
+            return self._one(number, None if limit_s is None else max(0.0, limit_s - (now() - began)))
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                each = [tasks.create_task(one(number)) for number in range(len(self._inputs))]
+                made = [tasks.create_task(places.make(partial(attempt, n))) for n in range(len(self._inputs))]
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
-        return [task.result() for task in each]
+        return [each.result() for each in made]
 
     async def _one(self, number: int, timeout_s: float | None) -> tuple[Sequence[float], int]:
         asked = self._asked(number)
@@ -126,3 +106,36 @@ class Embedding:
         if self._body.encoding_format == "float":
             return list(values)
         return base64.b64encode(array("f", values).tobytes()).decode()
+
+
+class Places:
+    """How many inputs of one body are asked for at a time. A refusal for want of room costs a place, for the body's own
+    inputs may have the room. A place comes back after some inputs in a row were made."""
+
+    def __init__(self, most: int) -> None:
+        self._free = asyncio.Semaphore(most)
+        self._asked = self._made = 0  # inputs that are asked for now; inputs that were made
+        self._lost = self._in_a_row = 0  # places; inputs made since the last refusal
+
+    async def make(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What `attempt` returns, tried again as long as it is refused. Raises QueueFull if the body has no other input
+        that may have the room."""
+        await self._free.acquire()
+        while True:
+            made_before, self._asked = self._made, self._asked + 1
+            try:
+                result = await attempt()
+            except QueueFull:
+                self._asked, self._in_a_row = self._asked - 1, 0
+                if self._asked:
+                    self._lost += 1
+                    await self._free.acquire()
+                elif self._made == made_before:
+                    raise
+            else:
+                self._asked, self._made, self._in_a_row = self._asked - 1, self._made + 1, self._in_a_row + 1
+                self._free.release()
+                if self._lost and self._in_a_row > 2 * self._asked + 2:
+                    self._lost, self._in_a_row = self._lost - 1, 0
+                    self._free.release()
+                return result
