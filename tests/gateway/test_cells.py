@@ -339,22 +339,6 @@ async def test_a_request_is_found_in_its_cell_while_another_that_may_have_it_is_
             await made.clients[0].status(nowhere)
 
 
-async def test_where_no_cell_takes_requests_the_caller_hears_why(tmp_path: Path) -> None:
-    async with service(tmp_path) as made:
-        cells = made.gateways[0].cells
-        none, refusing = pb.Serving(ready=False), pb.Serving(ready=True, refuses=True)
-        for away, why in ((none, "no warmed worker"), (refusing, "those that have a worker refuse")):
-
-            async def heard(refuses: bool = away.refuses) -> bool:
-                return not cells.ready and all(link.refuses == refuses for link in cells.links.values())
-
-            for name in made.cells:
-                await made.links[name][0].send(serving=away)
-            await until(heard)
-            with pytest.raises(NotServing, match=why):
-                await made.clients[0].complete("the")
-
-
 async def gone(made: Service, name: str) -> bool:
     return not made.gateways[0].cells.links[name].ready
 

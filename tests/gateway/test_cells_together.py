@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.cell_file import read_cells
-from protos.errors import BadInput, QueueFull
+from protos.errors import BadInput, NotServing, QueueFull
+from protos.link.v1 import gateway_link_pb2 as pb
 from protos.v1 import status_pb2 as status_pb
 from tests.gateway.test_cells import Service, gone, service
 from tests.waiting import until
@@ -82,3 +83,19 @@ async def test_figures_are_told_although_a_cell_refuses_to_tell_its_own(tmp_path
         refusing.append(cells.links["b"])
         with pytest.raises(QueueFull):
             await cells.ask_all(ask)
+
+
+async def test_where_no_cell_takes_requests_the_caller_hears_why(tmp_path: Path) -> None:
+    async with service(tmp_path) as made:
+        cells = made.gateways[0].cells
+        none, refusing = pb.Serving(ready=False), pb.Serving(ready=True, refuses=True)
+        for away, why in ((none, "no warmed worker"), (refusing, "those that have a worker refuse")):
+
+            async def heard(refuses: bool = away.refuses) -> bool:
+                return not cells.ready and all(link.refuses == refuses for link in cells.links.values())
+
+            for name in made.cells:
+                await made.links[name][0].send(serving=away)
+            await until(heard)
+            with pytest.raises(NotServing, match=why):
+                await made.clients[0].complete("the")
