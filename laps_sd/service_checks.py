@@ -57,7 +57,7 @@ def _check(options: Options, service: str, settings: type[ServiceSettings], comm
     with _environment(command.environment):
         try:
             refuse_misspelt_variables(settings)
-            _refuse_variables_of_no_service(settings, command)
+            _refuse_short_names(settings, command)
         except ValueError as error:
             raise Wrong("environment", str(error)) from None
         try:
@@ -70,8 +70,9 @@ def _check(options: Options, service: str, settings: type[ServiceSettings], comm
         raise Wrong("--certs", problem)
 
 
-def _refuse_variables_of_no_service(settings: type[ServiceSettings], command: Command) -> None:
-    """What `up` has no flag for is its services' to read, under longer names. Raises ValueError."""
+def _refuse_short_names(settings: type[ServiceSettings], command: Command) -> None:
+    """A setting that only services have is read by them under a longer name, and `up` has no flag for it. Raises
+    ValueError where a variable has the short name."""
     for name in settings.model_fields.keys() - flags_of(Options).keys():
         variable = f"LAPS_SD_{name.upper()}"
         if not os.environ.get(variable) or os.environ[variable].startswith("tcp:"):

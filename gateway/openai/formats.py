@@ -82,7 +82,7 @@ def _of_outputs(given: StructuredOutputs) -> Structure:
 
 
 def _schema(given: dict[str, Any] | str | None) -> str | None:
-    """What is no JSON of an object is left to the compiler to refuse."""
+    """The schema as JSON. A text that is no JSON object is returned as it is: the compiler refuses it."""
     if isinstance(given, dict):
         return json.dumps(schemas.strict(given))
     try:

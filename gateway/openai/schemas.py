@@ -11,12 +11,12 @@ from gateway.structure import MAX_BYTES
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[1-9bB]")  # in a pattern: no grammar can
 _FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}  # known ones
 _LENIENT = {"whitespace_flexible": False, "lenient": True, "coerce_one_of": True}
-_BY_NAME = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}  # of any names
+_BY_NAME = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}  # schemas by names
 _PLAIN_VALUES = {"const", "default", "enum", "examples"}  # no schemas in there
 _JOINS = {"$ref", "allOf", "anyOf", "oneOf"}
 _VALUES = {"const", "enum"}
 _SAYS_MEMBERS = {"additionalProperties", "minProperties", "patternProperties", "properties", "required", *_VALUES}
-# Another schema says more of the same object.
+# With one of these another schema says more of the same object.
 _MIXES = {
     *("$dynamicRef", "$recursiveRef", "dependencies", "dependentRequired", "dependentSchemas"),
     *("if", "not", "unevaluatedProperties"),

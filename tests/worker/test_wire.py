@@ -1,4 +1,4 @@
-"""What a worker tells of its model, in whichever way its files say it."""
+"""A worker tells of its model's chat template, in whichever way the files have it."""
 
 import json
 from pathlib import Path

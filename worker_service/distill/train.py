@@ -204,12 +204,14 @@ class Trainer:
         or answers: more passes alone are gone on with. What it does not tell, as older ones, is taken on trust and
         stays untold."""
         try:
-            file.open("rb").close()
+            file.open("rb").close()  # torch raises an OSError of a damaged file, too
         except OSError as error:
             raise ModelError(f"cannot read {file}: {error.strerror}") from error
         try:
             content = torch.load(file, weights_only=True)
-            content["head"], content["optimizer"], content["step"]
+            saved, optimizer, step = (content[name] for name in ("head", "optimizer", "step"))
+        except MemoryError:
+            raise
         except Exception as error:  # of pickle, of zip, or torch's own
             raise ModelError(f"{file} is damaged ({type(error).__name__}); remove it to train anew") from error
         known = content.get("options", {})
@@ -217,13 +219,13 @@ class Trainer:
         if other := [name for name, value in self.options.items() if not _goes_on(name, known[name], value)]:
             told = " and ".join(_told(name, known[name]) for name in other)
             raise ModelError(f"{file} was trained with {told}; remove it to train anew")
-        own, saved = self.head.state_dict(), content["head"]
+        own = self.head.state_dict()
         if {name: weight.shape for name, weight in own.items()} != {name: each.shape for name, each in saved.items()}:
             told = "was trained with other --draft-tokens or on less output; remove it to train anew"
             raise ModelError(f"{file} {told}")
         self.head.load_state_dict(saved)
-        self._optimizer.load_state_dict(content["optimizer"])
-        self.step = content["step"]
+        self._optimizer.load_state_dict(optimizer)
+        self.step = step
         self._rows = self._output[self.head.draft_ids]  # of the draft vocabulary that the training began with
 
 

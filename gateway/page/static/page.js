@@ -57,8 +57,8 @@ function showWorkers(frame) {
   keyed(byId("workers"), workers, frame.workers, (one) => one.id, makeWorker, (worker, one) => updateWorker(worker, one, frame));
   if (frame.workers.length) return;
   const loads = frame.loading.length === 1 ? "loads" : "load";
-  const coming = frame.loading.length ? `${list(frame.loading)} ${loads} the model.` : "laps-sd up starts one.";
-  say(byId("workers"), `No worker is attached, so nothing can run. ${coming}`);
+  const next = frame.loading.length ? `${list(frame.loading)} ${loads} the model.` : "laps-sd up starts one.";
+  say(byId("workers"), `No worker is attached, so nothing can run. ${next}`);
 }
 
 function makeWorker(one) {

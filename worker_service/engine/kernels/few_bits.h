@@ -20,7 +20,8 @@ struct Matrix {
 namespace {
 
 constexpr int GRAIN = 16;  // each group is some grains
-// At a time where words of weights need registers, too. More rows than that share weights that were widened into memory.
+// So many rows are multiplied at a time where words of weights need registers, too. More rows than that share weights that
+// were widened into memory.
 constexpr int PACKED_ROWS = REGISTERS == 16 ? 5 : 8;
 
 // Activations as 16-bit numbers: finer than bfloat16, multiplied by integers without rounding, and summed likewise.
