@@ -123,3 +123,12 @@ async def test_a_key_opens_the_page_once_and_is_nowhere_afterwards(tmp_path: Pat
     assert seen["kept"] == "", "the next person at this browser reads nothing of it"
     assert (seen["left"], seen["readable"], key in seen["addresses"]) == ("", "", False)
     assert seen["foreign"] == []
+
+
+async def test_a_page_whose_connection_is_cut_or_forgotten_connects_again() -> None:
+    async with page() as (served, _, _, _):
+        seen = await visit("reconnect", f"http://{served.http}/")
+    assert seen["live"]
+    assert seen["cut"], "the reader is told"
+    assert seen["again"]
+    assert seen["forgotten"]["feeds"] and seen["forgotten"]["frames"] and seen["forgotten"]["live"]
