@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from laps_sd import die_with_parent
 from protos.serving import first_of
 
-EARLY_S = 30.0  # a death sooner than this counts as early
+EARLY_S = 30.0  # a death sooner than this counts as early; of a child that says when it has come up, each before that
 MAX_EARLY_DEATHS = 5  # in a row; then the child is given up
 BAD_SETTINGS = 2  # exit code of a child that refuses its flags: it is given up at once
 ENDED_BY_OTHERS = (0, -signal.SIGKILL, -signal.SIGTERM)  # never an early death
@@ -101,12 +101,13 @@ class Child:
                     continue
                 lived_s = time.monotonic() - started
                 self._report_death(process.returncode, lived_s)
-                early = lived_s < EARLY_S and not self._is_up and process.returncode not in ENDED_BY_OTHERS
+                young = lived_s < EARLY_S or self.command.up is not None
+                early = young and not self._is_up and process.returncode not in ENDED_BY_OTHERS
                 early_deaths = early_deaths + 1 if early else 0
                 if process.returncode == BAD_SETTINGS or self._refuses:
                     raise GaveUp(f"{self.name} refuses its settings (exit code 2): {self._reason()}", hopeless=True)
                 if early_deaths == MAX_EARLY_DEATHS:
-                    raise GaveUp(self._last_words(process.returncode, early_deaths))
+                    raise GaveUp(self._last_words(process.returncode))
                 backoff_s = min(FIRST_BACKOFF_S * 2**early_deaths, MAX_BACKOFF_S)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), backoff_s)
@@ -173,11 +174,11 @@ class Child:
         said = [line for line in said if line.startswith((b"worker: ", b"worker, "))] or said
         return said[-1].decode(errors="replace") if said else "it does not say why"
 
-    def _last_words(self, code: int | None, early_deaths: int) -> str:
-        times = "" if early_deaths < MAX_EARLY_DEATHS else f" {early_deaths} times, each in its first {EARLY_S:g} s"
+    def _last_words(self, code: int | None) -> str:
+        when = "before it had come up" if self.command.up else f"in its first {EARLY_S:g} s"
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         tail = b"\n".join(self._tail).decode(errors="replace")
-        return f"{self.name} ended{times} with {how}. Its last lines:\n{tail}"
+        return f"{self.name} ended {MAX_EARLY_DEATHS} times, each {when}, with {how}. Its last lines:\n{tail}"
 
 
 async def end(process: asyncio.subprocess.Process, timeout_s: float, first: int = signal.SIGTERM) -> None:

@@ -103,9 +103,19 @@ async def test_a_child_that_is_killed_is_never_given_up(monkeypatch: pytest.Monk
 async def test_a_child_that_never_comes_up_is_given_up_with_its_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "FIRST_BACKOFF_S", 0.0)
     child, lines = child_of("print('no such model'); raise SystemExit(3)")
-    with pytest.raises(GaveUp, match=r"5 times.* exit code 3\. Its last lines:\n(?s:.*)no such model"):
+    with pytest.raises(GaveUp, match=r"5 times, each in its first 30 s, with exit code 3\. (?s:.*)no such model"):
         await child.keep_running()
     assert lines.count(b"no such model\n") == supervise.MAX_EARLY_DEATHS
+
+
+async def test_a_child_that_dies_while_it_loads_is_given_up_however_long_it_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervise, "FIRST_BACKOFF_S", 0.0)
+    monkeypatch.setattr(supervise, "EARLY_S", 0.0)
+    child = Child(Command("small", [sys.executable, "-c", "raise SystemExit(3)"], up=b"up"), lambda _: None)
+    with pytest.raises(GaveUp, match="5 times, each before it had come up, with exit code 3"):
+        await child.keep_running()
 
 
 async def test_deaths_after_it_came_up_are_no_reason_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:

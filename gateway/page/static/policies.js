@@ -14,7 +14,7 @@ export function keepComparing() {
 async function compare() {
   clearTimeout(timer);
   let soon = EVERY_MS;
-  if (!document.hidden) {
+  if (!document.hidden && !byId("main").hidden) {
     try {
       const told = await (await ask("page/policies")).json();
       show(told);
