@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.feed import Batch
-from protos.errors import DeadlinePassed, Failed
+from protos.errors import DeadlinePassed, Failed, RequestError
 from protos.link.v1 import gateway_link_pb2
 from protos.metrics import Distribution
 from protos.times import duration
@@ -30,7 +30,6 @@ class Answer:
     ending: gateway_link_pb2.Ending | None = None
 
     def add(self, batch: Batch) -> None:
-        """Raises DeadlinePassed or Failed if the batch ends the request in a way that is a status, no answer."""
         if batch.tokens:
             now = time.monotonic()
             if self.first_s is None:
@@ -43,14 +42,17 @@ class Answer:
         for _, drafted, accepted in batch.rounds:
             self.rounds[drafted, accepted] += 1
         self.ending = batch.ending
-        if batch.ending is None:
-            return
-        if batch.ending.finish_reason == types_pb2.FINISH_REASON_DEADLINE:
-            raise DeadlinePassed(f"the deadline passed after {self.tokens} output tokens")
-        if batch.ending.finish_reason == types_pb2.FINISH_REASON_ERROR:
-            raise Failed(batch.ending.message or "the worker could not run the request")
-        if batch.ending.finish_reason not in _FINAL:
-            raise Failed("the request ended in a way that is unknown here")
+
+    @property
+    def failure(self) -> RequestError | None:
+        """What the client is told behind the tokens if the request ended in a way that is a status, no answer."""
+        if self.ending is None or self.ending.finish_reason in _FINAL:
+            return None
+        if self.ending.finish_reason == types_pb2.FINISH_REASON_DEADLINE:
+            return DeadlinePassed(f"the deadline passed after {self.tokens} output tokens")
+        if self.ending.finish_reason == types_pb2.FINISH_REASON_ERROR:
+            return Failed(self.ending.message or "the worker could not run the request")
+        return Failed("the request ended in a way that is unknown here")
 
     @property
     def ttft_s(self) -> float | None:

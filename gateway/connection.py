@@ -15,7 +15,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from gateway.config import RETRY_AFTER_MS
 from gateway.unanswered import Unanswered
 from protos import version
-from protos.errors import NotServing, from_code
+from protos.errors import NotServing, from_call
 from protos.link.v1 import gateway_link_pb2, gateway_link_pb2_grpc
 from protos.outage import Outage
 from protos.serving import SILENT_S, Stream, channel, dialled, first_of
@@ -129,7 +129,7 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             if error.code() in _AWAY:
                 raise away from error
-            raise from_code(error.code().value[0], error.details() or error.code().name) from error
+            raise from_call(error) from error
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise

@@ -17,6 +17,7 @@ from protos.errors import BeyondEnd, DeadlinePassed, Failed, QueueFull
 from protos.link.v1 import common_pb2
 from protos.v1 import types_pb2
 
+NEARLY_S = 0.25  # before the deadline: gRPC's clients hang up at theirs, which began a little earlier
 _WHOLE = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH)
 
 
@@ -82,15 +83,21 @@ class Stream:
                 self.before.append(await detokenizer.push_in_turns(batch.skip(self._offset)))
             if not batch.tokens and batch.ending is None:
                 continue
+            failure = self.answer.failure
             if batch.start < self._offset:
-                raise BeyondEnd(f"offset: the answer ended at token {batch.start}, and {self._offset} is beyond it")
+                beyond = f"offset: the answer ended at token {batch.start}, and {self._offset} is beyond it"
+                raise failure or BeyondEnd(beyond)
             few = len(batch.tokens) <= TOKENS_AT_ONCE
             text = detokenizer.push(batch.tokens) if few else await detokenizer.push_in_turns(batch.tokens)
             chunk = self._chunk(batch, text)
             if batch.ending is not None:
                 chunk.text += detokenizer.finish()
-                chunk.final = self.answer.final(self.prompt_tokens)
-            yield chunk
+                if failure is None:
+                    chunk.final = self.answer.final(self.prompt_tokens)
+            if chunk.text or chunk.token_ids or chunk.final is not None:
+                yield chunk
+            if failure is not None:
+                raise failure
         if self._counted:
             self._metrics.finished(self.answer, self.prompt_tokens)
 
@@ -173,9 +180,11 @@ class Stream:
         self._count_stalled(1)
 
     def close(self) -> dict[str, Any]:
-        """The client takes no more. Returns a summary for the log."""
+        """The client takes no more. A request whose deadline passes now is left to the scheduler, which has it too: so
+        it ends as expired, and nobody cancelled it. Returns a summary for the log."""
         self._expiry.cancel()
         if self._patience is not None:
             self._patience.cancel()
-        self._link.leave(self._feed)
+        overdue = self._counted and self._loop.time() > self._deadline - NEARLY_S
+        self._link.leave(self._feed, expires=overdue)
         return self.answer.summary()

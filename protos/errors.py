@@ -24,9 +24,11 @@ capitals, RetryInfo, and BadRequest with the field. The trailer `retry-after-ms`
 """
 
 import re
+from collections.abc import Iterator
 from typing import ClassVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -34,6 +36,7 @@ from protos.times import duration
 
 RETRY_AFTER_KEY = "retry-after-ms"
 REQUEST_ID_KEY = "x-request-id"
+DETAILS_KEY = "grpc-status-details-bin"  # in the trailers of every status that a service of ours makes
 DOMAIN = "laps-sd"  # of every ErrorInfo
 # A status must fit into the trailers, where it is up to three times, with three bytes for each that is not ASCII.
 MAX_MESSAGE_BYTES = 1000
@@ -155,13 +158,44 @@ class Failed(RequestError):
     code = grpc.StatusCode.INTERNAL
 
 
+def _kinds(kind: type[RequestError]) -> Iterator[type[RequestError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _kinds(below)
+
+
 # Of two kinds with one code the more general one.
-_BY_CODE = {kind.code.value[0]: kind for kind in RequestError.__subclasses__() if kind not in (BadInput, LastWorker)}
+_BY_CODE = {kind.code.value[0]: kind for kind in RequestError.__subclasses__() if kind is not LastWorker}
+_BY_REASON = {kind.reason: kind for kind in _kinds(RequestError)}
 
 
 def from_code(code: int, message: str, retry_after_ms: int = 0) -> RequestError:
     """The error that a status code on the wire (Refusal.code) stands for."""
-    if code == BadInput.code.value[0]:
+    return _made(_BY_CODE.get(code, Failed), message, retry_after_ms)
+
+
+def from_call(error: grpc.RpcError) -> RequestError:
+    """The error that a call ended with: of the class that the details of its status name, else as its code says."""
+    trailers = {str(key): value for key, value in error.trailing_metadata() or ()}
+    told = str(trailers.get(RETRY_AFTER_KEY, "0"))
+    kind = _BY_REASON.get(_reason(trailers.get(DETAILS_KEY, b"")))
+    if kind is None or kind.code is not error.code():
+        kind = _BY_CODE.get(error.code().value[0], Failed)
+    return _made(kind, error.details() or error.code().name, int(told) if told.isdecimal() else 0)
+
+
+def _made(kind: type[RequestError], message: str, retry_after_ms: int) -> RequestError:
+    if issubclass(kind, BadInput):
         field, _, problem = message.partition(": ")
-        return BadInput(field, problem)
-    return _BY_CODE.get(code, Failed)(message, retry_after_ms=retry_after_ms)
+        return kind(field, problem)
+    return kind(message, retry_after_ms=retry_after_ms)
+
+
+def _reason(details: bytes) -> str:
+    """Of the first ErrorInfo of a google.rpc.Status; empty if there is none."""
+    info = error_details_pb2.ErrorInfo()
+    try:
+        any(detail.Unpack(info) for detail in status_pb2.Status.FromString(details).details)
+    except DecodeError:
+        return ""
+    return info.reason

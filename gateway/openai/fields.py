@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from gateway.validate import MAX_MESSAGES
+
 MAX_CHOICES = 16  # of one prompt
 MAX_ANSWERS = 128  # to one body: prompts times choices
 MAX_LOGPROBS = 20
@@ -187,7 +189,7 @@ class Rendered(Body):
 class Chat(Generation, Rendered):
     """POST /v1/chat/completions. Without max_tokens the answer may fill what is left of the context."""
 
-    messages: Annotated[Items[Message], Field(min_length=1)]
+    messages: Annotated[Items[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] = []
@@ -209,7 +211,7 @@ class Tokenize(Rendered):
 
     model: str
     prompt: str | None = None
-    messages: Items[Message] | None = None
+    messages: Annotated[Items[Message], Field(max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] = Field([], description="with messages")
     add_special_tokens: bool = Field(True, description="with prompt: those that the tokenizer adds")
     return_token_strs: bool = Field(False, description="the tokens are told as text, too")

@@ -223,13 +223,15 @@ def messages(given: Sequence[Message], told: str = "", takes: Takes = ALL) -> li
     """`told`: what the system message says further; where the template takes none the user's first message begins with
     it. What came of several calls is one message: many templates want user and assistant in turn. Where they insist,
     what the user says next is in that message, too. Raises BadInput."""
-    made: list[ChatMessage] = []
+    merged: list[tuple[str, list[str]]] = []
     for number, each in enumerate(given):
-        message = _message(number, each)
+        role, text = _message(number, each)
         behind_tool = number and given[number - 1].role == "tool"
         if behind_tool and (each.role == "tool" or (each.role == "user" and not takes.users)):
-            message.content = f"{made.pop().content}\n\n{message.content}"
-        made.append(message)
+            merged[-1][1].append(text)
+        else:
+            merged.append((role, [text]))
+    made = [ChatMessage(role=role, content="\n\n".join(texts)) for role, texts in merged]
     if not told:
         return made
     role = "system" if takes.system else "user"
@@ -240,8 +242,8 @@ def messages(given: Sequence[Message], told: str = "", takes: Takes = ALL) -> li
     return made
 
 
-def _message(number: int, message: Message) -> ChatMessage:
-    """Raises BadInput."""
+def _message(number: int, message: Message) -> tuple[str, str]:
+    """The role and the text that a template gets. Raises BadInput."""
     field = f"messages[{number}]"
     if message.role == "function":
         raise Unsupported(f"{field}.role", "function is not supported: send tool")
@@ -252,8 +254,8 @@ def _message(number: int, message: Message) -> ChatMessage:
         raise BadInput(f"{field}.content", "missing")
     text = _text(field, message.content or "")
     if message.role == "tool":
-        return ChatMessage(role="user", content=tools.result(text))
-    return ChatMessage(role=_ROLES.get(message.role, message.role), content=text + "".join(map(tools.written, calls)))
+        return "user", tools.result(text)
+    return _ROLES.get(message.role, message.role), text + "".join(map(tools.written, calls))
 
 
 def _text(field: str, content: str | list[Part]) -> str:

@@ -5,6 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.openai.fields import MAX_TOOLS, Body, Count, Items, Name, Own, Part, Rendered
+from gateway.validate import MAX_MESSAGES
+
+MAX_ITEMS = 4 * MAX_MESSAGES  # of an input: several may become one message
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -63,7 +66,7 @@ class Responses(Own, Rendered):
     """POST /v1/responses, without any state on the server."""
 
     model: str
-    input: str | Annotated[Items[InputItem], Field(min_length=1)]
+    input: str | Annotated[Items[InputItem], Field(min_length=1, max_length=MAX_ITEMS)]
     instructions: str | None = Field(None, description="goes before the input, as a system message")
     max_output_tokens: Count | None = Field(None, description="without it: what is left of the context")
     temperature: float = Field(1.0, description="in [0, 2]; 0: greedy")

@@ -16,6 +16,7 @@ from gateway.openai.response_fields import (
     TextFormat,
 )
 from gateway.text import ALL, Takes
+from gateway.validate import MAX_MESSAGES
 from protos.errors import BadInput
 
 # Parts of an answer that one may ask for, and that no answer here has.
@@ -48,6 +49,8 @@ def asked(body: Responses, request_id: str, takes: Takes = ALL) -> request.Asked
             messages.insert(0, {"role": "system", "content": body.instructions})
     if not messages:
         raise BadInput("input", "has no message")
+    if len(messages) > MAX_MESSAGES:
+        raise BadInput("input", f"{len(messages)} messages; at most {MAX_MESSAGES}")
     format = body.text.format if body.text else None
     chat = {
         "model": body.model,

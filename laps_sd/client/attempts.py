@@ -14,13 +14,12 @@ import grpc
 
 from laps_sd.client.reading import chunk
 from laps_sd.client.results import Chunk
-from laps_sd.client.wire import RETRY_AFTER_KEY, Lost, NotServing, RequestError, from_code, inference_pb2, types_pb2
+from laps_sd.client.wire import DETAILS_KEY, Lost, NotServing, RequestError, from_call, inference_pb2, types_pb2
 
 RESUME_S = 30.0  # a broken stream of a detached request is given up after so long without a chunk
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0  # between attempts, where the server names no time
 MOST_S = 365 * 86_400.0  # of a deadline: gRPC fails at once where its clock cannot count so far, and at infinity
 MOST_TOLD_S = 60.0  # a server that names a longer time is not waited for
-DETAILS_KEY = "grpc-status-details-bin"  # in the trailers of every status that a gateway makes
 # A server or a proxy that stops ends calls with CANCELLED when it cannot end them in order.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _CONNECTION = (*_BROKEN, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -113,11 +112,9 @@ def generating(
 
 def request_error(error: grpc.RpcError) -> RequestError:
     """The RequestError that a status stands for."""
-    trailers = {str(key): value for key, value in error.trailing_metadata() or ()}
     if error.code() is grpc.StatusCode.CANCELLED:
         return NotServing("the connection was given up by the server")
-    told = str(trailers.get(RETRY_AFTER_KEY, "0"))
-    return from_code(error.code().value[0], error.details() or error.code().name, int(told) if told.isdecimal() else 0)
+    return from_call(error)
 
 
 def of_the_connection(error: grpc.RpcError) -> bool:

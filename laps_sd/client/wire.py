@@ -3,7 +3,7 @@ the client imports `protos`: in the client's own wheel these modules lie in `lap
 
 from protos.channels import PUBLIC_MESSAGE_BYTES, is_loopback, options
 from protos.errors import (
-    RETRY_AFTER_KEY,
+    DETAILS_KEY,
     BadInput,
     BeyondEnd,
     DeadlinePassed,
@@ -17,13 +17,13 @@ from protos.errors import (
     RequestError,
     Unauthenticated,
     UnknownRequest,
-    from_code,
+    from_call,
 )
 from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2, types_pb2
 
 __all__ = [
+    "DETAILS_KEY",
     "PUBLIC_MESSAGE_BYTES",
-    "RETRY_AFTER_KEY",
     "BadInput",
     "BeyondEnd",
     "DeadlinePassed",
@@ -37,7 +37,7 @@ __all__ = [
     "RequestError",
     "Unauthenticated",
     "UnknownRequest",
-    "from_code",
+    "from_call",
     "inference_pb2",
     "inference_pb2_grpc",
     "is_loopback",

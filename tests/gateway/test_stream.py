@@ -146,6 +146,19 @@ async def test_an_ending_that_is_no_answer_is_a_status(reason: int, error: type[
             await finish(task)
 
 
+@pytest.mark.parametrize("reason", [types_pb2.FINISH_REASON_DEADLINE, types_pb2.FINISH_REASON_ERROR])
+async def test_tokens_that_come_with_such_an_ending_are_told_before_it(reason: int) -> None:
+    async with stack() as (_, link, client):
+        stream = client.generate("the fox")
+        first = asyncio.ensure_future(anext(stream))
+        submit = await link.accept()
+        await link.delta(submit, 0, ids("jumps"), ending=ending(reason))
+        chunk = await asyncio.wait_for(first, WAIT_S)
+        assert (chunk.text, chunk.final) == ("jumps", None)
+        with pytest.raises(RequestError):
+            await asyncio.wait_for(anext(stream), WAIT_S)
+
+
 async def test_a_refusal_keeps_its_hint() -> None:
     async with stack() as (_, link, client):
         task = asyncio.create_task(client.complete("a"))
@@ -190,13 +203,18 @@ async def test_a_client_that_hangs_up_on_a_detached_request_leaves_it_running() 
         assert link.received.empty()
 
 
-async def test_a_deadline_goes_to_the_scheduler_and_holds_here_too() -> None:
-    async with stack(request_timeout_s=1.0) as (_, link, client):
-        task, submit = await begin(client, link)
-        assert 0 < submit.timeout_s <= 1.0
+@pytest.mark.parametrize(("settings", "params"), [({"request_timeout_s": 1.0}, {}), ({}, {"timeout_s": 1.0})])
+async def test_a_deadline_goes_to_the_scheduler_and_holds_here_too(
+    settings: dict[str, Any], params: dict[str, Any]
+) -> None:
+    async with stack(**settings) as (_, link, client):
+        task, submit = await begin(client, link, **params)
+        assert 0 < submit.timeout_s < 1.5  # gRPC rounds up
         with pytest.raises(DeadlinePassed):
             await finish(task)
-        assert (await link.next("cancel")).request_id == submit.request_id
+        # What the gateway says next is the next request's submission: it ends by its deadline, and no cancel came.
+        task, _ = await begin(client, link)
+        task.cancel()
 
 
 async def test_a_calls_own_deadline_is_the_requests() -> None:

@@ -9,10 +9,13 @@ from protos.errors import (
     DOMAIN,
     MAX_MESSAGE_BYTES,
     BadInput,
+    ContextExceeded,
     LastWorker,
     NotServing,
     QueueFull,
     RequestError,
+    UnknownWorker,
+    from_call,
     from_code,
 )
 from protos.times import seconds
@@ -66,3 +69,22 @@ def test_an_error_is_known_by_its_code(kind: type[RequestError]) -> None:
 
 def test_an_unknown_code_is_a_failure() -> None:
     assert from_code(grpc.StatusCode.UNIMPLEMENTED.value[0], "why").code is grpc.StatusCode.INTERNAL
+
+
+def ended(error: RequestError, *trailers: tuple[str, str | bytes]) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(error.code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), error.message)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [UnknownWorker("why"), LastWorker("why"), ContextExceeded("prompt", "why"), QueueFull("why", retry_after_ms=7)],
+)
+def test_an_error_crosses_services_as_what_it_is(error: RequestError) -> None:
+    there = from_call(ended(error, *error.trailers))
+    assert (type(there), there.message, there.retry_after_ms) == (type(error), error.message, error.retry_after_ms)
+
+
+@pytest.mark.parametrize("details", [None, b"", b"\xff", b"\x08\x05"])
+def test_a_status_without_our_details_is_known_by_its_code(details: bytes | None) -> None:
+    trailers = [] if details is None else [(rpc_status.GRPC_DETAILS_METADATA_KEY, details)]
+    assert type(from_call(ended(NotServing("why"), *trailers))) is NotServing

@@ -11,6 +11,7 @@ from gateway.openai import routes
 from gateway.openai.fields import Body, Chat, Completion, Detokenize, Tokenize
 from gateway.openai.parse import parse
 from gateway.openai.response_fields import Responses
+from gateway.validate import MAX_MESSAGES
 from tests.gateway.openai.harness import CHAT, COMPLETION, HELLO, door
 
 RESPONSE = {"model": "tiny", "input": "the fox"}
@@ -257,6 +258,17 @@ async def test_a_prompt_beyond_the_context_has_openais_code() -> None:
             assert told == (400, param, "context_length_exceeded")
         error = await at.refused(COMPLETION | {"prompt": [40] * 99}, "/v1/completions")
         assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+
+
+async def test_messages_of_one_body_are_bounded_before_any_is_read() -> None:
+    many = [{"role": "tool", "content": "a"}] * (MAX_MESSAGES + 1)
+    async with door() as at:
+        for path in ("/v1/chat/completions", "/tokenize"):
+            error = await at.refused({"model": "tiny", "messages": many}, path)
+            assert (error["status"], error["param"]) == (400, "messages")
+        many = [{"role": "user", "content": "a"}] * (MAX_MESSAGES + 1)
+        error = await at.refused({"model": "tiny", "input": many}, "/v1/responses")
+        assert (error["status"], error["param"]) == (400, "input")
 
 
 async def test_answers_to_one_body_are_bounded() -> None:
