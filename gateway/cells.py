@@ -238,6 +238,8 @@ class Cells:
         first, _, token = (request.page_token or f"{links[0][0]}/").partition("/")
         if first not in self.links:
             raise BadInput("page_token", "is not the next_page_token of an answer")
+        away: RequestError | None = None
+        answered = False
         page, size = inference_pb2.ListRequestsResponse(), min(request.page_size or PAGE, MOST_LISTED)
         for name, link in dropwhile(lambda named: named[0] != first, links):
             if len(page.requests) == size:
@@ -251,13 +253,17 @@ class Cells:
                 part = await link.scheduler.list_requests(asked)
             except BadInput:
                 raise
-            except RequestError:
-                continue  # of a cell that is away, or too busy, nobody can tell
+            except RequestError as error:  # of a cell that is away, or too busy, nobody can tell
+                away = error
+                continue
+            answered = True
             in_cell(name, part.requests)
             page.MergeFrom(part)
             if page.next_page_token:
                 page.next_page_token = f"{name}/{page.next_page_token}"
                 break
+        if away is not None and not answered and not page.next_page_token:
+            raise away  # else it would look as if nothing were live
         return page
 
     async def ask_all(self, ask: Callable[[Link], Awaitable[Answer]]) -> dict[str, Answer]:

@@ -28,7 +28,7 @@ from gateway.stream import Stream
 from gateway.structure import Loosen, Structures
 from gateway.text import TextModel
 from gateway.tracing import CallSpan, operation, traced
-from protos.errors import BadInput, DeadlinePassed, Lost, NotServing, QueueFull, RequestError, UnknownModel
+from protos.errors import BadInput, DeadlinePassed, Failed, Lost, NotServing, QueueFull, RequestError, UnknownModel
 from protos.tracing import Tracing
 from protos.v1 import inference_pb2, status_pb2
 
@@ -176,6 +176,9 @@ class Front:
                 raise
             status = NotServing.code
             raise NotServing(STOPPED) from None
+        except Exception:  # a mistake of ours: what the door tells the client then
+            status = Failed.code
+            raise
         finally:
             self._metrics.requests[status.name] += 1
             del self._running[place]

@@ -96,7 +96,7 @@ class Structures:
             except OSError as error:  # a timeout is one
                 await self._kill()
                 raise NotServing("the structure could not be checked in time", retry_after_ms=_RETRY_MS) from error
-            except asyncio.CancelledError:
+            except BaseException:  # cancelled, or no answer of ours: the next one would be taken for another grammar's
                 await self._kill()
                 raise
 

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from gateway.answer import Answer
-from protos.errors import RequestError
+from protos.errors import Failed, RequestError
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.tracing import Tracing, header
 from protos.v1 import inference_pb2
@@ -92,6 +92,9 @@ def traced(tracing: Tracing | None, operation: str) -> Iterator[CallSpan]:
         raise
     except (asyncio.CancelledError, GeneratorExit):
         call.failed("CANCELLED")
+        raise
+    except Exception:
+        call.failed(Failed.reason)
         raise
     finally:
         span.end()

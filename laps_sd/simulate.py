@@ -187,6 +187,7 @@ def _jobs(workload: str, fleet: "SimFleet", seed: int) -> "Sequence[Job]":
 def _policies(names: str, settings: Sequence[str], jobs: "Sequence[Job]", draft_len: int) -> "dict[str, Policy]":
     """The policies, by the text that named each. Raises ValueError."""
     from scheduler_service.core.policies import find_policy
+    from scheduler_service.guarded import guarded
     from scheduler_service.sim.oracle import SIMULATED, simulated_policy
 
     policies: dict[str, Policy] = {}
@@ -196,7 +197,8 @@ def _policies(names: str, settings: Sequence[str], jobs: "Sequence[Job]", draft_
         known = set() if name in SIMULATED else {field.name for field in fields(find_policy(name))}
         shared = [setting for setting in settings if setting.partition("=")[0].strip().replace("-", "_") in known]
         used |= set(shared)
-        policies[text] = simulated_policy(name, [*shared, *own], jobs, draft_len)
+        made = simulated_policy(name, [*shared, *own], jobs, draft_len)
+        policies[text] = made if name in SIMULATED else guarded(made)
     if unused := [setting for setting in settings if setting not in used]:
         raise ValueError(f"policy-set: {unused[0]!r} is not name=value with a setting of any of {names}")
     if not policies:

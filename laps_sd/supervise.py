@@ -20,6 +20,7 @@ MAX_EARLY_DEATHS = 5  # in a row; then the child is given up
 BAD_SETTINGS = 2  # exit code of a child that refuses its flags: it is given up at once
 ENDED_BY_OTHERS = (0, -signal.SIGKILL, -signal.SIGTERM)  # never an early death
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 3.0
+MOST_LINE_BYTES = 64 << 10  # of one line: what is longer is told in pieces
 TAIL_LINES = 60  # torchrun prints forty lines of its own after the error that matters
 
 
@@ -149,6 +150,8 @@ class Child:
         rest = b""
         while chunk := await output.read(1 << 16):
             *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) >= MOST_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
             for line in lines:
                 self._tail.append(line)
                 self._is_up = self._is_up or (self.command.up is not None and self.command.up in line)

@@ -198,4 +198,4 @@ def _reason(details: bytes) -> str:
         any(detail.Unpack(info) for detail in status_pb2.Status.FromString(details).details)
     except DecodeError:
         return ""
-    return info.reason
+    return str(info.reason)

@@ -1,6 +1,7 @@
-"""A policy that somebody else wrote, in the live scheduler: no error of it ends a link or the service. No policy of our
-own lives here."""
+"""A policy that somebody else wrote: no error of it ends a link, the service or a simulation. No policy of our own is
+here."""
 
+from dataclasses import fields
 from numbers import Real
 from typing import Any
 
@@ -22,6 +23,7 @@ def guarded(policy: Policy) -> Policy:
     if kind in POLICIES.values():
         return policy
     levels = _levels(policy)
+    _check_settled(policy)
     told: set[tuple[str, ...]] = set()
 
     def tell(*failure: str) -> None:
@@ -33,11 +35,13 @@ def guarded(policy: Policy) -> Policy:
         try:
             made = kind.claim(self, view, round_s)
             if not isinstance(made, Claim) or not all(isinstance(part, Real) and part == part for part in made):
-                tell(f"no Claim of three numbers, but {type(made).__name__}")
+                tell(f"no Claim of three numbers, of which NaN is none, but {type(made).__name__}")
             elif made.level not in range(1, levels + 1):
                 tell(f"a level that is not from 1 to its `levels`, {levels}")
-            else:
-                return made
+            elif int(made.tier) != made.tier or abs(made.tier) > LAST:
+                tell(f"a tier that is no whole number, or beyond {LAST}")
+            else:  # numbers of Python's own, which the store can write: numpy's are Real, too
+                return Claim(int(made.level), int(made.tier), float(made.key))
         except Exception as error:
             tell(*trace(error))
         return Claim(levels, LAST, view.request.arrival)
@@ -49,13 +53,30 @@ def guarded(policy: Policy) -> Policy:
             tell(*trace(error))
             return False
 
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__slots__": ()}
+    def reduced(self: Any) -> tuple[Any, ...]:
+        """For pickle: the class is made here, and nobody else can import it."""
+        bare = object.__new__(kind)
+        for each in fields(self):
+            object.__setattr__(bare, each.name, getattr(self, each.name))
+        return guarded, (bare,)
+
+    own = {"claim": claim, "perceives": perceives, "__reduce__": reduced, "__slots__": ()}
     try:
-        guards = type(kind.__name__, (kind,), {**names, "claim": claim, "perceives": perceives})
+        guards = type(kind.__name__, (kind,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__, **own})
     except Exception as error:  # of its __init_subclass__
         raise ValueError(f"policy: no class can be derived from it: {type(error).__name__}: {error}") from error
     object.__setattr__(policy, "__class__", guards)  # made anew it would check its settings twice
     return policy
+
+
+def _check_settled(policy: Policy) -> None:
+    """What a policy says of itself, and of no request, is asked once here: where it fails no request could come in.
+    Raises ValueError."""
+    for name in ("preemptive", "overtaking_bound", "pause_bound_s", "surest"):
+        try:
+            getattr(policy, name)
+        except Exception as error:
+            raise ValueError(f"policy: its `{name}` fails: {type(error).__name__}: {error}") from error
 
 
 def _levels(policy: Policy) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+
 from scheduler_service.core.policies import Claim, Policy
 from scheduler_service.core.types import View
 
@@ -32,6 +34,7 @@ class Fails(Policy):
             2: Claim(1, 0, float("nan")),
             3: Claim(1, "first", 0.0),  # type: ignore[arg-type]
             5: Claim(2, 0, 0.0),
+            6: Claim(1, 0.5, 0.0),  # type: ignore[arg-type]
         }
         return made[view.request.prompt_tokens] if view.request.prompt_tokens < 9 else Claim(1, 0, 9.0 + self.further)
 
@@ -78,3 +81,32 @@ class Final(Policy):
 
     def __init_subclass__(cls) -> None:
         raise TypeError("final")
+
+
+@dataclass(frozen=True, slots=True)
+class ByNumpy(Policy):
+    """Its numbers are numpy's."""
+
+    preemptive: ClassVar[bool] = True
+
+    @property
+    def levels(self) -> int:
+        return 4
+
+    def claim(self, view: View, round_s: float) -> Any:
+        tokens = view.request.prompt_tokens
+        return Claim(np.digitize(tokens, [0, 9]), np.int64(tokens), np.log(np.float64(tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class NotPreemptiveNorOtherwise(Policy):
+    """Does not say whether it pauses requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeverSure(Policy):
+    preemptive: ClassVar[bool] = False
+
+    @property
+    def surest(self) -> float:
+        return 1 / 0
