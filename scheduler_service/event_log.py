@@ -43,6 +43,7 @@ _BOUNDS = TypeAdapter(Bounds)
 _TERMS = TypeAdapter(dict[str, Terms])
 _PLAN = TypeAdapter(Plan)
 _RECORD = TypeAdapter(Record)
+_SETTINGS = ("few_plans", "plans_lag", "ready_first")  # of a Fleet
 
 
 MOST_WAITING = 4096  # lines; then whoever has more waits for the disk: a replay needs all of them
@@ -70,8 +71,8 @@ class EventLog:
         known = core.fleet.known
         length, acceptance = _LENGTH.dump_python(known.length), _ACCEPTANCE.dump_python(known.acceptance)
         bounds, probe = _BOUNDS.dump_python(core.fleet.bounds), _PROBE.dump_python(known.probe)
-        line = {"length": length, "acceptance": acceptance, "bounds": bounds, "few_plans": core.fleet.few_plans}
-        line["ready_first"], line["probe"] = core.fleet.ready_first, probe
+        line = {"length": length, "acceptance": acceptance, "bounds": bounds, "probe": probe}
+        line |= {name: getattr(core.fleet, name) for name in _SETTINGS}
         self._put(lambda: line)
         if terms := core.fleet.tenants.terms:
             self.terms(terms)
@@ -140,8 +141,8 @@ def replay(path: Path, make_core: Callable[[], Core]) -> Iterator[tuple[str, Pla
                 core.fleet.known.acceptance = _ACCEPTANCE.validate_python(line["acceptance"])
                 core.fleet.known.probe = _PROBE.validate_python(line.get("probe", {}))
                 core.fleet.bounds = _BOUNDS.validate_python(line["bounds"])
-                core.fleet.few_plans = line.get("few_plans", False)
-                core.fleet.ready_first = line.get("ready_first", False)
+                for name in _SETTINGS:
+                    setattr(core.fleet, name, line.get(name, False))
             elif "forgot" in line:
                 core.fleet.forget()
             elif "terms" in line:

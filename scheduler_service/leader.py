@@ -73,6 +73,7 @@ class Leader:
             max_deaths=settings.max_deaths,
             bounds=settings.bounds,
             few_plans=settings.report_within_ms > 0,
+            plans_lag=True,
             ready_first=settings.ready_first,
         )
         self.over = asyncio.Event()  # it leads no longer: all of its streams end
@@ -120,8 +121,7 @@ class Leader:
             outboxes=self.outboxes,
             event_log=self.event_log,
         )
-        self._store = store
-        self._log = structlog.get_logger()
+        self._store, self._log = store, structlog.get_logger()
 
     async def lead(self, seen: Pulse | None = None, least_epoch: int = 0) -> None:
         """Take over: fence earlier leaders, read back what they left. Raises StoreUnavailable, and may then be called

@@ -44,9 +44,10 @@ SETTLED_S = 10.0  # a fleet in which no worker has come or gone for so long is c
 class Core:
     """`draft_len`: tokens proposed in a round; None: as many as pay. `prefill_chunk`: prompt tokens computed in one.
     `bounds`: what may be live. `max_deaths`: workers that may die while a request runs there alone, until it is
-    ended. `few_plans`: a plan may have to last for several rounds, so it lists more requests than run. `ready_first`: a
-    request whose drafts are still on their way from elsewhere may let the next that is ready go first. `foresight`:
-    nobody begins where memory is believed to run out before those beside it have ended."""
+    ended. `few_plans`: a plan may have to last for several rounds, so it lists more requests than run. `plans_lag`: a
+    worker goes on by its last plan before the answer to its report comes. `ready_first`: a request whose drafts are
+    still on their way from elsewhere may let the next that is ready go first. `foresight`: nobody begins where memory
+    is believed to run out before those beside it have ended."""
 
     def __init__(
         self,
@@ -57,11 +58,13 @@ class Core:
         bounds: Bounds = UNBOUNDED,
         max_deaths: int = 3,
         few_plans: bool = False,
+        plans_lag: bool = False,
         ready_first: bool = False,
         foresight: bool = False,
     ) -> None:
         self.fleet = Fleet(policy, REFERENCE if draft_len is None else draft_len, bounds, max_deaths)
         self.fleet.few_plans = few_plans
+        self.fleet.plans_lag = plans_lag
         self.fleet.ready_first = ready_first
         self.fleet.foresight = foresight
         self._choose_drafts = draft_len is None

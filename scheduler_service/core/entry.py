@@ -49,6 +49,7 @@ class Entry:
     due: bool = False  # it has begun, and paused for as long as the policy allows
     preemptions: int = 0
     started: float | None = None  # when its first round began
+    given_slot: bool = False  # by a plan that stood: it may have begun (`Fleet.give_slots`)
     blocks: int = 0  # of KV on its home worker
     offloaded: int = 0  # blocks that its KV takes in the memory of that worker's host; then it has no others
     kv_s: float = 0.0  # nominal seconds that its batch spent on computing its KV
@@ -217,6 +218,7 @@ class Worker:
     round_tokens: int = field(init=False)  # that a request may get in one round
     drafted_elsewhere: tuple[Entry, ...] = ()  # by its last plan
     left_out: tuple[str, ...] = ()  # requests that its last plan had no memory for; they may have gone since
+    order: tuple[str, ...] = ()  # of the requests in its last plan
     spare: tuple[object, Key | None] = ((), None)  # where a search for one that another worker may claim begins
 
     def __post_init__(self) -> None:
@@ -226,7 +228,8 @@ class Worker:
     def plan(self, ids: Iterable[str]) -> None:
         """The next plan lists these."""
         self.planned += 1
-        self.listed |= dict.fromkeys(ids, self.planned)
+        self.order = tuple(ids)
+        self.listed |= dict.fromkeys(self.order, self.planned)
 
     def obeyed(self, plan: int) -> None:
         """It has carried out this plan: no round of an earlier one is under way."""

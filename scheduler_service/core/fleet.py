@@ -1,6 +1,7 @@
 """The state of the queue: live requests, workers, and where each request stands. Decides nothing."""
 
 import math
+from itertools import islice
 
 from scheduler_service.core.classes import Classes
 from scheduler_service.core.deadlines import Deadlines
@@ -31,6 +32,7 @@ class Fleet:
         self.draft_len = draft_len
         self.bounds = bounds
         self.few_plans = False  # a plan may have to last for several rounds
+        self.plans_lag = False  # a worker goes on by its last plan before the answer to its report comes
         self.ready_first = False  # who waits for drafts from elsewhere lets others go first
         self.foresight = False  # nobody begins for whom memory will run out
         self.known = Known(draft_len)
@@ -226,13 +228,24 @@ class Fleet:
         waits = entry.state is not State.RUNNING
         # Without preemption requests that have begun go first. Not those that ran last: with plans a round late two
         # would run alternately.
-        new = entry.started is None and not self.policy.preemptive
+        new = entry.started is None and not entry.given_slot and not self.policy.preemptive
         request = entry.request
         if entry.due:
             claim = Claim(1, -2, entry.last_token_s)
         elif entry.overdue:
             claim = Claim(1, -1, request.arrival)
         return (new, entry.of_class, entry.flow, *claim, waits, request.arrival, request.id)
+
+    def give_slots(self, worker: Worker) -> None:
+        """Those whom its last plan puts into its slots now may have begun before a report says so. Without preemption
+        nobody goes before them any more."""
+        if self.policy.preemptive or not self.plans_lag:
+            return
+        here = (entry for entry in map(self.entries.get, worker.order) if entry and entry.home == worker.up.worker)
+        for entry in islice(here, worker.up.slots):
+            if not entry.given_slot:
+                entry.given_slot = True
+                self.rank(entry)
 
     def place(self, entry: Entry, home: str, *, move: bool = True) -> None:
         """Make `home` its worker. With `move` its KV elsewhere is given up: what the old one reports is stale. KV of an

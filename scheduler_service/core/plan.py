@@ -39,6 +39,7 @@ def make_plan(fleet: Fleet, name: str, *, choose_drafts: bool, prefill_chunk: in
     some = worker.up.cost.chains > 0
     runs = tuple([_run(entry, longest, choose_drafts, prefill_chunk, some, fleet.ready_first) for entry in schedule])
     worker.plan([run.id for run in runs])
+    fleet.give_slots(worker)
     to_forget, worker.to_forget = tuple(worker.to_forget), {}
     return Plan(
         schedule=runs,

@@ -46,6 +46,7 @@ def step_done(fleet: Fleet, step: StepDone, now: float) -> tuple[Effect, ...]:
             went_on.append(row.id)
     if went_on:
         effects.append(WentOn(tuple(went_on)))
+    fleet.give_slots(worker)
     effects += _preempt(fleet, worker, stopped)
     worker.running = {id for id, (entry, _) in ran.items() if entry.state is State.RUNNING}
     worker.running.update([id for id in (*beside, *deferred) if fleet.runs_on(worker, id)])

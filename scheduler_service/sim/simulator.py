@@ -102,6 +102,7 @@ class Simulation:
             draft_len=fleet.draft_len,
             prefill_chunk=fleet.prefill_chunk,
             bounds=bounds,
+            plans_lag=fleet.plan_lag > 0,
             ready_first=fleet.apart is not None and fleet.apart.ready_first,
             foresight=fleet.foresight,
         )

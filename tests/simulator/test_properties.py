@@ -56,6 +56,13 @@ def workloads(draw: st.DrawFn, longest_prompt: int = 50) -> list[Job]:
 
 
 @settings(max_examples=150, deadline=None)
+@given(workloads(), st.sampled_from(["fcfs", "sjf"]), SLOTS, st.integers(1, 3), st.integers(0, 1))
+def test_nobody_is_paused_without_preemption(jobs: list[Job], name: str, slots: int, workers: int, lag: int) -> None:
+    trace = run(jobs, name, slots=slots, workers=workers, plan_lag=lag)
+    assert [outcome.job.id for outcome in trace.outcomes if outcome.record.preemptions] == []
+
+
+@settings(max_examples=150, deadline=None)
 @given(workloads(), POLICIES, FLEETS)
 def test_every_job_ends_once_with_all_its_tokens(jobs: list[Job], name: str, fleet: dict[str, int]) -> None:
     outcomes = run(jobs, name, **fleet).outcomes
