@@ -10,6 +10,7 @@ ATTEMPT_MS = 3_000  # to connect, with TLS and the first frames of HTTP/2
 _KEEPALIVE: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # gRPC waits for the longer of the two, and this one is a minute otherwise
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Without these two a server ends a long decode with `too_many_pings`.
