@@ -13,7 +13,7 @@ from gateway.keys import ANYBODY, Caller, Keys
 from gateway.rights import Right
 from gateway.shares import Shares
 from gateway.tracing import incoming
-from protos.errors import Forbidden, QueueFull, RequestError
+from protos.errors import BadInput, Forbidden, QueueFull, RequestError
 from protos.serving import abort
 from protos.tracing import TRACEPARENT_KEY, traceparent
 
@@ -103,11 +103,12 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not t
 async def _answer(handler: grpc.RpcMethodHandler, requests: Any, context: Any) -> None:
     if handler.request_streaming:
         await handler.stream_stream(requests, context)
-    elif (request := await context.read()) is not grpc.aio.EOF:
-        if handler.response_streaming:
-            await handler.unary_stream(request, context)
-        else:
-            await context.write(await handler.unary_unary(request, context))
+    elif (request := await context.read()) is grpc.aio.EOF:
+        await abort(context, BadInput("request", "the call ended without a message"))
+    elif handler.response_streaming:
+        await handler.unary_stream(request, context)
+    else:
+        await context.write(await handler.unary_unary(request, context))
 
 
 async def _unknown(requests: Any, context: Any) -> None:

@@ -168,17 +168,14 @@ class Front:
             with self._streams.place(caller.get().tenant) if self._settings.api_keys else nullcontext():
                 yield
             status = grpc.StatusCode.OK
-        except RequestError as error:
-            status = error.code
+        except Exception as error:
+            status = error.code if isinstance(error, RequestError) else Failed.code  # which is a mistake of ours
             raise
         except asyncio.CancelledError:
             if not self._over:
                 raise
             status = NotServing.code
             raise NotServing(STOPPED) from None
-        except Exception:  # a mistake of ours: what the door tells the client then
-            status = Failed.code
-            raise
         finally:
             self._metrics.requests[status.name] += 1
             del self._running[place]

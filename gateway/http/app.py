@@ -165,7 +165,7 @@ async def _request_error(request: Request, error: Exception) -> Response:
 
 async def _no_such_thing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path[:200]}"
+    what = f"{request.method[:20]} {request.url.path[:200]}"
     if error.status_code == 405:
         answer = errors.plain(405, f"{what}: this path does not take that method")
         answer.headers.update(error.headers or {})

@@ -72,7 +72,7 @@ def _check_deadline(fleet: Fleet, entry: Entry, time_s: float) -> None:
     shortest = exp(entry.length.location - SURE * entry.length.spread) if known else 1.0
     alone_s = _alone_s(fleet, request, shortest)
     if alone_s > time_s:
-        raise TooLate(f"{alone_s:.1f} s of work cannot end within {time_s:.1f} s")
+        raise TooLate(f"{alone_s:.3g} s of work cannot end within {time_s:.3g} s, when its deadline is")
     if not known or alone_s + max(backlog.waits_s(fleet).values()) <= time_s:
         return  # in time, whatever goes first
     wait_s = outlook.least_wait_s(fleet, fleet.key(entry))

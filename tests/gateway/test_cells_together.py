@@ -85,6 +85,22 @@ async def test_figures_are_told_although_a_cell_refuses_to_tell_its_own(tmp_path
             await cells.ask_all(ask)
 
 
+async def test_a_list_of_requests_is_refused_where_no_cell_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with service(tmp_path) as made:
+
+        async def away(request: Any) -> Any:
+            raise NotServing("away")
+
+        links = list(made.gateways[0].cells.links.values())
+        monkeypatch.setattr(links[0].scheduler, "list_requests", away)
+        assert (await made.clients[0].list_requests()).requests == []
+        monkeypatch.setattr(links[1].scheduler, "list_requests", away)
+        with pytest.raises(NotServing, match="away"):
+            await made.clients[0].list_requests()
+
+
 async def test_where_no_cell_takes_requests_the_caller_hears_why(tmp_path: Path) -> None:
     async with service(tmp_path) as made:
         cells = made.gateways[0].cells

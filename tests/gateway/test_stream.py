@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway import validate
 from laps_sd.client import AsyncClient, Completion, Usage
 from protos.errors import DeadlinePassed, Failed, QueueFull, RequestError, UnknownRequest
 from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2, types_pb2
@@ -169,6 +170,22 @@ async def test_a_refusal_keeps_its_hint() -> None:
         with pytest.raises(QueueFull, match="full") as refused:
             await finish(task)
         assert refused.value.retry_after_ms == 700
+
+
+async def test_a_mistake_of_the_gateways_own_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(validate, "submission", broken)
+    async with (
+        stack() as (scheduler, _, _),
+        gateway(scheduler) as served,
+        AsyncClient(served.grpc, max_retries=0) as client,
+    ):
+        await client.ready(WAIT_S)
+        with pytest.raises(Failed, match="internal error"):
+            await client.complete("a")
+        assert served.front._metrics.requests == {"INTERNAL": 1}
 
 
 async def test_live_requests_are_bounded() -> None:

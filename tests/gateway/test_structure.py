@@ -110,6 +110,22 @@ async def test_a_grammar_that_would_take_the_gateway_down_is_refused_once_and_fo
     await check(structures, GOOD[0])  # by another compiler
 
 
+OUT_OF_STEP = """
+import json, sys
+print("some library says hello", flush=True)
+for line in sys.stdin:
+    print(json.dumps("bad regex" if "BAD" in line else ""), flush=True)
+"""
+
+
+async def test_a_compiler_that_says_something_else_gives_no_grammar_the_verdict_of_another() -> None:
+    structures = Structures((sys.executable, "-c", OUT_OF_STEP))
+    for regex in ("good", "BAD", "good too"):
+        with pytest.raises(ValueError, match="Expecting value"):
+            await check(structures, Structure(regex=regex))
+    await structures.close()
+
+
 async def test_the_same_structure_is_compiled_once(structures: Structures, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     ask = Structures._ask

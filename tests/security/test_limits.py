@@ -58,6 +58,19 @@ async def test_bytes_that_are_no_message_are_bad_input(client: AsyncClient, meth
     )
 
 
+@pytest.mark.parametrize("method", [GENERATE, STATS])
+async def test_a_call_that_ends_without_a_message_is_bad_input(client: AsyncClient, method: str) -> None:
+    async with grpc.aio.insecure_channel(client.target) as channel:
+        call = channel.stream_stream(method)()
+        await call.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        assert (refused.value.code(), refused.value.details()) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "request: the call ended without a message",
+        )
+
+
 async def test_a_chats_messages_are_bounded(client: AsyncClient) -> None:
     with pytest.raises(BadInput, match=r"^chat: 1025 messages; at most 1024"):
         await client.complete(messages=[{}] * 1025)

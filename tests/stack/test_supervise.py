@@ -70,6 +70,13 @@ async def test_a_child_is_started_again_although_a_child_of_its_own_lives_on() -
         os.kill(pid, signal.SIGKILL)
 
 
+async def test_a_line_without_end_is_told_in_pieces() -> None:
+    child, lines = child_of("print('x' * (1 << 20), end='', flush=True); import time; time.sleep(600)")
+    async with kept(child):
+        await until(lambda: sum(map(len, lines)) >= 1 << 20)
+        assert max(map(len, lines)) <= 2 * supervise.MOST_LINE_BYTES
+
+
 async def test_no_end_of_a_pipe_is_left_open() -> None:
     child, _ = child_of(SLEEPS)
     before = psutil.Process().num_fds()

@@ -63,6 +63,16 @@ async def test_health_is_503_until_a_worker_serves_and_while_draining() -> None:
         assert (await client.get("/health")).status_code == 503
 
 
+@pytest.mark.parametrize("target", ["http://here:80/live", "https://here/live", "/live"])
+async def test_a_target_may_be_a_whole_url(target: str) -> None:
+    async with port() as (served, _):
+        host, _, number = served.http.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(number))
+        writer.write(f"GET {target} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n".encode())
+        assert (await asyncio.wait_for(reader.readline(), WAIT_S)).split()[1] == b"200"
+        writer.close()
+
+
 async def test_a_path_that_is_not_ours_is_404_and_a_wrong_method_405_in_openais_shape() -> None:
     async with port() as (_, client):
         for path in ("/nope", "/v1", "/readyz", "/metrics/"):
