@@ -2,11 +2,11 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -85,6 +85,7 @@ def simulate(
     html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", callback=writable)] = None,
 ) -> None:
     """Compare policies on a workload, under a virtual clock."""
+    from laps_sd.loadtest.results import without_times
     from scheduler_service.core.draft import LONGEST
     from scheduler_service.sim.drafter import parse_apart
     from scheduler_service.sim.results import summarise
@@ -156,13 +157,16 @@ def simulate(
     began = time.process_time()
     traces = _run(jobs, policies, fleet, predictor)
     took_s = time.process_time() - began
-    results = {name: summarise(trace) for name, trace in traces.items()}
-    _print(results)
+    told = results = {name: summarise(trace) for name, trace in traces.items()}
+    if not all(row["completed"] for row in results.values()):
+        typer.echo("laps-sd: no request ended: the memory of a worker is too small for any of them", err=True)
+        told = {name: without_times(row) for name, row in told.items()}
+    _print(told)
     rounds = sum(trace.rounds for trace in traces.values())
     typer.echo(f"{rounds:,} request-rounds, {rounds / max(took_s, 1e-9):,.0f} per second of this processor", err=True)
     if json_file:
         settings = asdict(fleet) | {"seed": seed, "workload": workload, "predictor": predictor}
-        body = {"policies": results, "settings": settings}
+        body = {"policies": told, "settings": settings}
         json_file.write_text(json.dumps(body, indent=1) + "\n")
     if html_file:
         about = {
@@ -246,22 +250,24 @@ _RANKS = {
 }
 
 
-def _print(results: dict[str, dict[str, float]]) -> None:
+def _print(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """A time that nobody has is None."""
     from laps_sd.tables import Column, FittedTable
 
     first = next(iter(results.values()))["mean_e2el_ms"] or 1.0
+
+    def seconds(time_ms: float | None) -> str:
+        return "-" if time_ms is None else f"{time_ms / 1e3:.2f}"
+
     rows = [
         (
             name,
             f"{row['completed']:.0f}",
             f"{row['failed']:.0f}",
-            f"{row['mean_e2el_ms'] / 1e3:.2f}",
-            f"{row['mean_e2el_ms'] / first:.3f}",
-            f"{row['median_e2el_ms'] / 1e3:.2f}",
-            f"{row['p99_e2el_ms'] / 1e3:.2f}",
-            f"{row['mean_ttft_ms'] / 1e3:.2f}",
-            f"{row['p99_ttft_ms'] / 1e3:.2f}",
-            f"{row['p99_pause_ms'] / 1e3:.2f}",
+            seconds(row["mean_e2el_ms"]),
+            "-" if row["mean_e2el_ms"] is None else f"{row['mean_e2el_ms'] / first:.3f}",
+            *(seconds(row[name]) for name in ("median_e2el_ms", "p99_e2el_ms", "mean_ttft_ms", "p99_ttft_ms")),
+            seconds(row["p99_pause_ms"]),
             f"{row['good_share']:.1%}",
             f"{row['preemptions_per_request']:.2f}",
         )

@@ -53,7 +53,8 @@ def loadtest(
     ] = None,
     speed: Annotated[float, typer.Option(min=1e-6, help="How fast the file's clock runs.")] = 1.0,
     spread_s: Annotated[
-        float, typer.Option(min=0, help="Put each arrival off by up to that: for traces with a coarse clock.")
+        float,
+        typer.Option(min=0, max=86_400, help="Put each arrival off by up to that: for a coarse clock."),
     ] = 0.0,
     length_scale: Annotated[
         float, typer.Option(min=1e-6, max=1e6, help="Of the file's token counts; texts stay.")

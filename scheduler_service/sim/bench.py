@@ -22,7 +22,7 @@ from scheduler_service.sim.oracle import parts, simulated_policy
 from scheduler_service.sim.results import interval_95, summarise
 from scheduler_service.sim.simulator import simulate
 from scheduler_service.sim.worker import UNBOUNDED, SimFleet
-from scheduler_service.sim.workload import Job
+from scheduler_service.sim.workload import MOST_DRAFT, Job
 
 
 def main() -> None:
@@ -30,19 +30,19 @@ def main() -> None:
     parser.add_argument("--policy", default="fcfs,sjf,srpt-length,las,mlfq,laps-sd,gittins,oracle")
     parser.add_argument("--workload", action="append", help="settings of a synthetic workload; repeatable", default=[])
     parser.add_argument("--slots", default="1", help="several, comma-separated")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=positive, default=3)
     parser.add_argument("--acceptance", type=Path, help="JSON Lines of real `accepted_per_step`, to draw jobs from")
     parser.add_argument("--method", default="", help="only rows of this `method`")
-    parser.add_argument("--draft-len", type=int, default=4)
-    parser.add_argument("--t-resume-ms", type=float, default=0.0)
-    parser.add_argument("--t-prefill-ms-per-token", type=float, default=StepCosts().t_prefill_ms_per_token)
-    parser.add_argument("--kv-budget-tokens", type=int, default=UNBOUNDED)
+    parser.add_argument("--draft-len", type=draft_length, default=4)
+    parser.add_argument("--t-resume-ms", type=milliseconds, default=0.0)
+    parser.add_argument("--t-prefill-ms-per-token", type=milliseconds, default=StepCosts().t_prefill_ms_per_token)
+    parser.add_argument("--kv-budget-tokens", type=positive, default=UNBOUNDED)
     parser.add_argument("--predictor", type=PredictorKind, default=PredictorKind.NONE, choices=list(PredictorKind))
     flags = parser.parse_args()
     policies = flags.policy.split(",")
     try:
         workloads = {text or "plain": parse_synthetic(text) for text in flags.workload or [""]}
-        all_slots = [int(text) for text in flags.slots.split(",")]
+        all_slots = [positive(text) for text in flags.slots.split(",")]
         logs = read_logs(flags.acceptance, flags.method, flags.draft_len) if flags.acceptance else []
         for text in policies:
             simulated_policy(*parts(text), [], flags.draft_len)
@@ -75,7 +75,30 @@ def one_seed(
         policy = simulated_policy(*parts(text), jobs, fleet.reference_draft)
         row = summarise(simulate(jobs, policy, fleet, predictor=make_predictor(predictor)))
         results[text] = row["mean_e2el_ms"], row["p99_e2el_ms"]
+        if not row["completed"]:
+            raise SystemExit(f"bench: under {text} no request ended: a worker's memory is too small for any of them")
     return results
+
+
+def positive(text: str) -> int:
+    """Raises ValueError."""
+    if (number := int(text)) < 1:
+        raise ValueError(f"{number} is not positive")
+    return number
+
+
+def draft_length(text: str) -> int:
+    """Raises ValueError."""
+    if not 0 <= (number := int(text)) <= MOST_DRAFT:
+        raise ValueError(f"{number} is not from 0 to {MOST_DRAFT}")
+    return number
+
+
+def milliseconds(text: str) -> float:
+    """Raises ValueError."""
+    if not 0 <= (number := float(text)) < math.inf:
+        raise ValueError(f"{number} is no time")
+    return number
 
 
 def read_logs(path: Path, method: str, draft_len: int) -> list[Job]:

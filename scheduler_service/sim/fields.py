@@ -63,10 +63,12 @@ def seconds(value: object) -> float:
 
 
 def whole(low: int, high: int) -> Callable[[object], int]:
+    """10.0 is one, too: so tables write a column in which a number is missing."""
+
     def parse(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high or value % 1:
             raise ValueError(f"{value!r} is not a whole number from {low} to {high}")
-        return value
+        return int(value)
 
     return parse
 

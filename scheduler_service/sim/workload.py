@@ -245,6 +245,9 @@ def _job(where: str, id: str, row: Mapping[str, Any], arrivals: bool, lengths: b
         raise WorkloadError(
             f"{where}: output_tokens: is missing, and so is accepted; a simulation needs the true length"
         )
+    max_tokens = field("max_tokens", fields.whole(1, MOST_TOKENS), None)
+    if max_tokens is not None and output > max_tokens:
+        raise WorkloadError(f"{where}: max_tokens: {max_tokens}, but its output has {output} tokens")
     return Job(
         id=id,
         arrival_s=field("arrival_s", fields.seconds, 0.0),
@@ -258,7 +261,7 @@ def _job(where: str, id: str, row: Mapping[str, Any], arrivals: bool, lengths: b
         tenant=field("tenant", fields.text, ""),
         prompt=field("prompt", fields.text, ""),
         drafted=drafted,
-        max_tokens=field("max_tokens", fields.whole(1, MOST_TOKENS), None),
+        max_tokens=max_tokens,
         expected=field("expected", fields.expectation, None),
         readings=field("readings", fields.readings, no_readings),
     )

@@ -40,6 +40,11 @@ def test_lines_come_in_order_of_arrival(tmp_path: Path) -> None:
     assert [job.arrival_s for job in read_workload(path)] == [1, 2]
 
 
+def test_a_whole_number_may_be_written_as_a_fraction(tmp_path: Path) -> None:
+    (job,) = read_workload(jsonl(tmp_path, GOOD | {"prompt_tokens": 10.0}))
+    assert (job.prompt_tokens, type(job.prompt_tokens)) == (10, int)
+
+
 def test_a_prompt_counts_four_bytes_a_token(tmp_path: Path) -> None:
     (job,) = read_workload(jsonl(tmp_path, {"arrival_s": 0, "prompt": "nine char", "output_tokens": 1}))
     assert job.prompt_tokens == 3
@@ -119,6 +124,7 @@ def test_a_file_of_known_fields_alone_brings_no_note(tmp_path: Path) -> None:
         (GOOD | {"predicted_output_tokens": float("nan")}, "work.jsonl:2: predicted_output_tokens: nan"),
         (GOOD | {"predicted_output_tokens": True}, "work.jsonl:2: predicted_output_tokens: True"),
         (GOOD | {"class": "vip"}, "work.jsonl:2: class: 'vip' is none of interactive, default, batch"),
+        (GOOD | {"max_tokens": 1, "output_tokens": 5}, "work.jsonl:2: max_tokens: 1, but its output has 5 tokens"),
         (GOOD | {"tenant": 3}, "work.jsonl:2: tenant: 3 is not text"),
     ],
 )
