@@ -9,6 +9,7 @@ from math import fsum
 
 import structlog
 
+from protos.logs import trace
 from scheduler_service.config import Settings
 from scheduler_service.core.entry import Worker
 from scheduler_service.core.fleet import Fleet
@@ -92,6 +93,9 @@ class Comparing:
             except (OSError, ValueError, ComparisonFailed) as error:  # a timeout is an OSError
                 problem = str(error) or "the simulation took too long"
                 log.warning("comparison_failed", reason=problem)
+            except Exception as error:  # a mistake of ours: no reason to lead no longer
+                problem = "internal error"
+                log.error("comparison_failed", reason=problem, trace=trace(error))
             self._asked.clear()
             if forgotten == self._forgotten:
                 now = self._clock()
