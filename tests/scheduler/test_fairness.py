@@ -1,5 +1,6 @@
 """Tenants: shares by weight, nothing saved up, bounds on what waits; and with one tenant no difference at all."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -338,6 +339,20 @@ def test_terms_are_read_by_line(tmp_path: Path) -> None:
         "*": Terms(max_requests=100, local_drafts=True),
         "open": Terms(),
     }
+
+
+def test_any_character_may_be_in_a_comment(tmp_path: Path) -> None:
+    """Also those at which Python's splitlines ends a line."""
+    file = tmp_path / "tenants"
+    file.write_bytes("a weight=2 # a\x85b\u2028c\x0cd\r\n* requests=1\r\n".encode())
+    assert read_terms(file) == {"a": Terms(2), "*": Terms(max_requests=1)}
+
+
+def test_a_file_of_other_bytes_than_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "tenants"
+    file.write_bytes(b"a weight=2 # \xff\n")
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: is not UTF-8"):
+        read_terms(file)
 
 
 @pytest.mark.parametrize(
