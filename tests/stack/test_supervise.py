@@ -152,7 +152,7 @@ async def test_a_child_that_cannot_be_started_is_given_up(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", no_process)
     child, lines = child_of(SLEEPS)
-    with pytest.raises(GaveUp, match="small could not be started: .*temporarily unavailable"):
+    with pytest.raises(GaveUp, match=r"small could not be started: .*temporarily unavailable"):
         await child.keep_running()
     assert (len(lines), child.gone) == (supervise.MAX_EARLY_DEATHS, True)
 

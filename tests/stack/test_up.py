@@ -84,7 +84,8 @@ def test_a_stack_without_certificates_is_asked_in_plaintext_whatever_other_serve
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LAPS_SD_CA", "/nosuch")
-    Stack([], "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", None, to_stderr).client()
+    made = Stack([], "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", None, to_stderr).client()
+    assert made._server.tls is False
 
 
 def test_an_empty_variable_is_none_and_an_empty_flag_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
