@@ -199,7 +199,7 @@ def drafter_command(options: Options, index: int, port: int, model: Path) -> Com
 
 
 def _threads(options: Options) -> int:
-    # Of stages one computes at a time.
+    # Stages of a worker compute one after the other: each has all of the worker's cores.
     return max(1, cores() // (options.workers * options.devices + options.drafters))
 
 

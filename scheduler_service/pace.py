@@ -1,6 +1,6 @@
 """How long work holds the event loop. In one of its turns all work gets so many units: what peers ask for waits until
 there is room; what cannot wait, such as a commit under way, leaves that much less to the others. Questions are answered
-one at a time, and all of them together take a fifth of the loop's time at most."""
+one at a time, and after each there is a pause, four times as long as its answer took, but a second at most."""
 
 import asyncio
 from collections import deque

@@ -74,7 +74,7 @@ def _ran(fleet: Fleet, step: StepDone) -> tuple[Ran, set[str], set[str]]:
             continue
         entry.blocks = row.blocks
         entry.prefill_owed = row.prefill_owed
-        if row.each or not row.skipped:  # `count`, for every row
+        if row.each or not row.skipped:  # row.count > 0, written out: this is done for every row
             entry.offloaded = 0
             ran[row.id] = entry, row
         if row.skipped:
