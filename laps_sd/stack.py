@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
-
 from laps_sd import apart, scaling, targets, vllm_python
 from laps_sd.child_logs import as_entry
 from laps_sd.client import AsyncClient, NotServing
@@ -78,15 +76,8 @@ class Stack:
 
     async def ready(self) -> None:
         """Returns when a warmed worker serves. Raises NotServing."""
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(NotServing),
-            stop=stop_after_delay(READY_TIMEOUT_S),
-            wait=wait_fixed(0.2),
-            reraise=True,
-        ):
-            with attempt:
-                async with self.client() as client:
-                    await client.ready(READY_TIMEOUT_S)
+        async with self.client() as client:
+            await client.ready(READY_TIMEOUT_S)
 
     async def order_by(self, policy: str) -> None:
         """Starts the schedulers anew with another policy, while workers keep their model. Returns when the service goes
