@@ -159,7 +159,7 @@ class Front:
         """Count a stream while it is open, and how it ended. Raises QueueFull if there are too many."""
         self._running[place := object()] = asyncio.current_task()
         self._idle.clear()
-        status = grpc.StatusCode.CANCELLED
+        status = Failed.code  # of a mistake of ours: what the door tells the client then
         try:
             running, most = len(self._running) - self._stalled, self._settings.max_requests
             if max(running, self._cells.live + 1) > most:
@@ -172,13 +172,10 @@ class Front:
             status = error.code
             raise
         except asyncio.CancelledError:
+            status = NotServing.code if self._over else grpc.StatusCode.CANCELLED
             if not self._over:
                 raise
-            status = NotServing.code
             raise NotServing(STOPPED) from None
-        except Exception:  # a mistake of ours: what the door tells the client then
-            status = Failed.code
-            raise
         finally:
             self._metrics.requests[status.name] += 1
             del self._running[place]
