@@ -26,7 +26,7 @@ from scheduler_service.clock import SteadyClock
 from scheduler_service.comparing import Comparing
 from scheduler_service.config import Settings
 from scheduler_service.core.core import Core
-from scheduler_service.core.types import Cancelled, Tick
+from scheduler_service.core.events import Cancelled, Tick
 from scheduler_service.counters import Counters
 from scheduler_service.durable_core import DurableCore
 from scheduler_service.event_log import EventLog

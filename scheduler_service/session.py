@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protos.link.v1 import worker_link_pb2 as pb
-from scheduler_service.core.types import StepDone
+from scheduler_service.core.events import StepDone
 
 
 @dataclass(slots=True, eq=False)

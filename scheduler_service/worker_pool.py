@@ -15,7 +15,7 @@ from protos.link.v1 import worker_link_pb2 as pb
 from scheduler_service import checks, reports, translate
 from scheduler_service.config import Settings
 from scheduler_service.core import placement
-from scheduler_service.core.types import CostChanged, Draining, Obeyed, StepDone, WorkerDown
+from scheduler_service.core.events import CostChanged, Draining, Obeyed, StepDone, WorkerDown
 from scheduler_service.durable_core import DurableCore
 from scheduler_service.ledger import Ledger
 from scheduler_service.outbox import Outboxes

@@ -13,8 +13,8 @@ from protos.v1 import types_pb2
 from scheduler_service import comparing
 from scheduler_service.comparing import LEAST, Comparing
 from scheduler_service.config import Settings
+from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import CostProfile
 from scheduler_service.history import KEPT_S, MOST_REQUESTS, MOST_TOKENS, History
 from scheduler_service.insight import compare_policies
 from scheduler_service.leader import Leader

@@ -11,11 +11,12 @@ import pytest
 
 from scheduler_service.core import fair_ranking, fairness, front
 from scheduler_service.core.classes import LEAST, ClassAccount
+from scheduler_service.core.events import Cancelled, Submitted
 from scheduler_service.core.fair_ranking import FairRanking
 from scheduler_service.core.fairness import GRAIN_S, Flow, Tenants
 from scheduler_service.core.ranking import Changes, Key
 from scheduler_service.core.terms import Terms
-from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted, TooLarge
+from scheduler_service.core.types import QueueIsFull, RequestClass, TooLarge
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.store import MemoryStore
 from scheduler_service.tenants import read_terms

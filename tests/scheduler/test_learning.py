@@ -19,10 +19,11 @@ from protos.v1 import types_pb2 as types_pb
 from scheduler_service import learned
 from scheduler_service.core.beliefs import Acceptance
 from scheduler_service.core.core import Core
+from scheduler_service.core.events import Round, StepDone, Submitted
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.probed import FleetProbe
-from scheduler_service.core.types import Ended, Finish, Record, Round, StepDone, Submitted
+from scheduler_service.core.types import Ended, Finish, Record
 from scheduler_service.event_log import replay
 from scheduler_service.learned import Learned
 from scheduler_service.learning import Learning

@@ -16,7 +16,8 @@ from protos.link.v1 import worker_link_pb2 as pb
 from protos.v1 import types_pb2
 from scheduler_service import reports
 from scheduler_service.core.core import Core
-from scheduler_service.core.types import Plan, Round, StepDone, Submitted
+from scheduler_service.core.events import Round, StepDone, Submitted
+from scheduler_service.core.types import Plan
 from scheduler_service.leader import Leader
 from scheduler_service.store import Store
 from scheduler_service.store.rounds import decode
