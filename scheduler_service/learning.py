@@ -12,7 +12,7 @@ from protos.serving import first_of
 from scheduler_service.core.beliefs import Expected
 from scheduler_service.core.core import Core
 from scheduler_service.core.types import Ended, RequestClass
-from scheduler_service.learned import Learned, Unreadable, decode
+from scheduler_service.learned import Learned, UnreadableLessons, decode
 from scheduler_service.predictor import PredictorKind
 from scheduler_service.predictor.features import of_prompt
 from scheduler_service.predictor.model import Model
@@ -56,7 +56,7 @@ class Learning:
         if packed is not None:
             try:
                 self._restore(await asyncio.to_thread(decode, packed))
-            except Unreadable as error:
+            except UnreadableLessons as error:
                 self._log.warning("learned_unreadable", reason=str(error), bytes=len(packed))
         word = self.status.word if self.status else "none"
         self._log.info("learned", predictor=word, finished=self._core.fleet.known.length.finished)
