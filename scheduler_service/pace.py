@@ -34,7 +34,7 @@ class Lane(IntEnum):
     DEADLINES = 3  # requests whose time is up
 
 
-class Pace:
+class Questions:
     def __init__(self) -> None:
         self._one = asyncio.Lock()
         self._waiting = 0
