@@ -30,7 +30,7 @@ from worker_service.pace import Pace, PacedRunner
 from worker_service.probes import make_probe
 from worker_service.pull import find
 from worker_service.rendezvous import gather, join, listen
-from worker_service.ring import Leader, Link, MakeLink
+from worker_service.ring import Leader, MakeLink, StageLink
 from worker_service.runner import Runner
 from worker_service.service import Loaded, serve
 from worker_service.sizing import by_device, sized
@@ -138,7 +138,7 @@ def share(settings: Settings) -> bool:
     return drained
 
 
-def stage(settings: Settings, make: MakeLink = Link) -> bool:
+def stage(settings: Settings, make: MakeLink = StageLink) -> bool:
     """Of a model over stages: lead, or compute this stage's layers of each pass until the leader ends. As `share`."""
     place, ranks, address = settings.place, Ranks.from_environment(), settings.rendezvous
     assert address is not None
