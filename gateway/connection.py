@@ -29,7 +29,7 @@ GREETING_TIMEOUT_S = 5.0  # until the scheduler's first message
 LOOKS = 10  # at how long the scheduler has been silent, in SILENT_S: a silence is noticed a tenth later at most
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 Stub: TypeAlias = gateway_link_pb2_grpc.GatewayLinkStub
 Call: TypeAlias = Stream[gateway_link_pb2.ToGateway, gateway_link_pb2.FromGateway]
 Upward: TypeAlias = "asyncio.Queue[gateway_link_pb2.FromGateway]"
@@ -120,7 +120,7 @@ class Connection:
     ) -> inference_pb2.ComparePoliciesResponse:
         return await self._ask(lambda stub: stub.ComparePolicies(request, timeout=self._rpc_timeout_s))
 
-    async def _ask(self, call: Callable[[Stub], Awaitable[Answer]]) -> Answer:
+    async def _ask(self, call: Callable[[Stub], Awaitable[Reply]]) -> Reply:
         away = unreachable()
         if self._stub is None:
             raise away
