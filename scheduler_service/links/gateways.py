@@ -54,7 +54,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
                 lambda: _write(leader, outbox, self._turns, context),
                 lambda: _overflow(outbox),
                 leader.over.wait,
-                leader.apart.wait,
+                leader.links_ended.wait,
             )
         except RequestError as error:
             self._log.warning("gateway_cut_off", reason=error.message)
