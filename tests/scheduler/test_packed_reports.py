@@ -204,7 +204,7 @@ async def patient(store: Store) -> AsyncIterator[Live]:
     async with scheduler(store, policy="fcfs", report_within_ms=50, max_lag=8) as (leader, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
         await gateway.until(lambda: gateway.serving.ready)
-        leader.sessions["w"].apart_s = 1e6
+        leader.sessions["w"].report_within_s = 1e6
         for number, id in enumerate("abc", 1):
             await gateway.submit(id)
             await worker.until(*"ab"[:number])
@@ -238,7 +238,7 @@ async def test_reports_of_rounds_that_go_on_share_a_command(store: Switch) -> No
 
 async def test_a_command_that_can_wait_is_sent_in_time(store: Switch) -> None:
     async with patient(store) as (leader, worker, _):
-        leader.sessions["w"].apart_s = 0.001
+        leader.sessions["w"].report_within_s = 0.001
         await go_on(worker, 1)
         assert (await worker.next_command()).seen_step == 1
 
