@@ -126,22 +126,26 @@ async def test_deaths_after_it_came_up_are_no_reason_to_give_up(monkeypatch: pyt
         await until(lambda: lines.count(b"up\n") > supervise.MAX_EARLY_DEATHS)
 
 
-async def test_a_start_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_that_has_run_is_started_again_however_often_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """No memory, or no room for a process: most likely just after a worker was killed for its memory."""
     monkeypatch.setattr(supervise, "FIRST_BACKOFF_S", 0.0)
-    real, failures = os.pipe, iter(range(2))
+    more = supervise.MAX_EARLY_DEATHS + 1
+    pipes, failures = os.pipe, [OSError(errno.EMFILE, "Too many open files")] * more
 
     def pipe() -> tuple[int, int]:
-        if next(failures, None) is not None:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return real()
+        if failures:
+            raise failures.pop()
+        return pipes()
 
     child, lines = child_of(SLEEPS)
-    with monkeypatch.context() as failing:
-        failing.setattr(os, "pipe", pipe)
-        async with kept(child):
-            await until(lambda: b"up\n" in lines)
-    assert len([line for line in lines if b'"child_not_started"' in line and b"Too many open files" in line]) == 2
+    async with kept(child):
+        await until(lambda: lines.count(b"up\n") == 1)
+        assert child.pid is not None
+        with monkeypatch.context() as full:
+            full.setattr(os, "pipe", pipe)
+            os.kill(child.pid, signal.SIGKILL)
+            await until(lambda: lines.count(b"up\n") == 2)
+    assert len([line for line in lines if b'"child_not_started"' in line and b"Too many open files" in line]) == more
 
 
 async def test_a_child_that_cannot_be_started_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
