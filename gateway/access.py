@@ -41,7 +41,7 @@ _OPEN = (
 )
 
 
-class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed
+class GrpcAccess(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is not typed
     """Refuses every call that is not in `calls`. So a new method is served nowhere until it is listed with a right."""
 
     def __init__(self, keys: Keys | None, calls: Mapping[str, Set[Right]], most: int) -> None:

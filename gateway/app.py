@@ -12,13 +12,12 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from gateway.access import ADMIN, ALL, OWN
-from gateway.access import Access as GrpcAccess
+from gateway.access import ADMIN, ALL, OWN, GrpcAccess
 from gateway.cell_file import Cell, CellList, read_cells
 from gateway.cells import ONLY, Cells
 from gateway.config import Settings
 from gateway.front import Front
-from gateway.http.access import Access
+from gateway.http.access import HttpAccess
 from gateway.http.app import common_routes, make_app
 from gateway.http.errors import UNREADABLE
 from gateway.keys import Keys
@@ -180,7 +179,7 @@ def http_app(settings: Settings, keys: Keys | None, front: Front, metrics: Metri
             *common_routes(front, metrics.registry, metrics_right=metrics_right),
             *page_routes(front, keys),
         ],
-        Access(keys, _max_calls(settings), strangers=settings.for_strangers, origins=settings.cors_origins),
+        HttpAccess(keys, _max_calls(settings), strangers=settings.for_strangers, origins=settings.cors_origins),
         most_body_bytes=settings.max_input_bytes + OTHER_FIELDS_BYTES,
         cors_origins=settings.cors_origins,
         answers=metrics.http_answers,
@@ -189,7 +188,7 @@ def http_app(settings: Settings, keys: Keys | None, front: Front, metrics: Metri
 
 def metrics_app(front: Front, metrics: Metrics) -> ASGIApp:
     """The app of the port for metrics. Everybody who reaches that port may read them."""
-    access = Access(None, CALLS_PER_REQUEST, strangers=False)
+    access = HttpAccess(None, CALLS_PER_REQUEST, strangers=False)
     return make_app(common_routes(front, metrics.registry, metrics_right=None), access, most_body_bytes=0)
 
 

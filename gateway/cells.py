@@ -25,7 +25,7 @@ from protos.bounds import MOST_LISTED, PAGE
 from protos.errors import BadInput, NotServing, RequestError, UnknownModel, UnknownRequest
 from protos.v1 import inference_pb2, types_pb2
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 LOOK_S = 1.0  # between two looks at the file
 SEPARATOR = "-"  # behind the name of a cell, in an id
 # Told from ids that clients choose by what comes behind the name: `order-17` does not name a cell `order`.
@@ -266,7 +266,7 @@ class Cells:
             raise away  # else it would look as if nothing were live
         return page
 
-    async def ask_all(self, ask: Callable[[Link], Awaitable[Answer]]) -> dict[str, Answer]:
+    async def ask_all(self, ask: Callable[[Link], Awaitable[Reply]]) -> dict[str, Reply]:
         """The answers of the cells that give one, by name. Raises RequestError if none does."""
         asked = dict(self.links)  # the list may change while they answer
         answers = await asyncio.gather(*(ask(link) for link in asked.values()), return_exceptions=True)

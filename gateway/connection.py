@@ -2,6 +2,7 @@
 none of its business."""
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -10,7 +11,6 @@ from typing import TypeAlias, TypeVar
 
 import grpc
 import structlog
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from gateway.config import RETRY_AFTER_MS
 from gateway.unanswered import Unanswered
@@ -26,10 +26,10 @@ BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 0.3
 START_S = 10.0  # services that start together find each other within this; a gateway that starts alone says so then
 GREETING_TIMEOUT_S = 5.0  # until the scheduler's first message
-LOOKS = 10  # for a silence that is too long, in the time of one: it is noticed a tenth later at most
+LOOKS = 10  # at how long the scheduler has been silent, in SILENT_S: a silence is noticed a tenth later at most
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 Stub: TypeAlias = gateway_link_pb2_grpc.GatewayLinkStub
 Call: TypeAlias = Stream[gateway_link_pb2.ToGateway, gateway_link_pb2.FromGateway]
 Upward: TypeAlias = "asyncio.Queue[gateway_link_pb2.FromGateway]"
@@ -120,7 +120,7 @@ class Connection:
     ) -> inference_pb2.ComparePoliciesResponse:
         return await self._ask(lambda stub: stub.ComparePolicies(request, timeout=self._rpc_timeout_s))
 
-    async def _ask(self, call: Callable[[Stub], Awaitable[Answer]]) -> Answer:
+    async def _ask(self, call: Callable[[Stub], Awaitable[Reply]]) -> Reply:
         away = unreachable()
         if self._stub is None:
             raise away
@@ -139,22 +139,21 @@ class Connection:
 
     async def run(self) -> None:
         """Keep a stream until cancelled."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         while True:
-            # An attempt that got through ends its series without an exception: the next series starts with no delay.
-            async for attempt in AsyncRetrying(
-                retry=retry_if_exception_type((LinkDown, grpc.aio.AioRpcError)),
-                wait=wait_random_exponential(multiplier=BACKOFF_MIN_S, min=BACKOFF_MIN_S, max=BACKOFF_MAX_S),
-                before_sleep=self._log_failure,
-            ):
-                with attempt:
-                    await self._converse_with_any()
-            await asyncio.sleep(BACKOFF_MIN_S)
+            wait_s = BACKOFF_MIN_S
+            try:
+                await self._converse_with_any()
+            except (LinkDown, grpc.aio.AioRpcError) as error:
+                self._log_failure(error, loop.time() - began)
+                wait_s = random.uniform(BACKOFF_MIN_S, BACKOFF_MAX_S)  # gateways do not come all at once
+            await asyncio.sleep(wait_s)
 
-    def _log_failure(self, state: RetryCallState) -> None:
-        """A scheduler that is not there yet, soon after the start, is no outage."""
-        if not self._was_up and (state.seconds_since_start or 0.0) <= START_S:
+    def _log_failure(self, error: Exception, seconds: float) -> None:
+        """`seconds`: since the start. A scheduler that is not there yet, soon after it, is no outage."""
+        if not self._was_up and seconds <= START_S:
             return
-        error = state.outcome.exception() if state.outcome else None
         reason = version.reason(error, "gateway") if isinstance(error, grpc.aio.AioRpcError) else str(error)
         if self._outage.is_new(reason):
             self._log.warning("not_linked", schedulers=list(self._schedulers), reason=reason)

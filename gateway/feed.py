@@ -19,7 +19,9 @@ from protos.v1 import types_pb2
 
 MOST_UNREAD = 1024  # tokens
 BEYOND = 2**32 - 1  # an offset behind the end of every answer: a follow from there brings the end alone
-JUMPS_OF_A_FOLLOW = 2  # a follow's answer begins ahead of where other streams are; new tokens begin ahead of its end
+# So often a follow of one stream leaves a gap in the others of its request: where the answer begins beyond what they
+# have, and where new tokens begin beyond the answer's end.
+JUMPS_OF_A_FOLLOW = 2
 
 
 @dataclass(slots=True)

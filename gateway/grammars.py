@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -72,8 +73,11 @@ def main() -> None:
 
 
 def _limit(what: int, value: int) -> None:
+    """Where the system takes no such limit, as macOS takes none of memory, there is none: the gateway still ends a
+    compiler that does not answer."""
     _, most = resource.getrlimit(what)
-    resource.setrlimit(what, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+    with suppress(ValueError, OSError):
+        resource.setrlimit(what, (value if most == resource.RLIM_INFINITY else min(value, most), most))
 
 
 def _answer(text: str) -> None:

@@ -6,6 +6,7 @@ too many to guess at any speed. So the hash is a fast one: a slow hash would onl
 
 import hashlib
 import hmac
+import io
 import re
 import secrets
 from collections.abc import Iterable
@@ -88,7 +89,7 @@ def read_entries(text: str) -> dict[str, tuple[Entry, str]]:
     """The entries by id, each with the comment on its line. Raises ValueError, which names the line by its number and
     never repeats its text."""
     entries: dict[str, tuple[Entry, str]] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_lines(text), 1):
         said, _, comment = line.partition("#")
         if not (words := said.split()):
             continue
@@ -112,7 +113,12 @@ def without(text: str, id: str) -> str:
     ValueError if there is no such line, or another one is wrong."""
     if id not in read_entries(text):
         raise ValueError(f"there is no key {id!r}")
-    return "".join(line for line in text.splitlines(keepends=True) if line.partition("#")[0].split()[:1] != [id])
+    return "".join(line for line in _lines(text) if line.partition("#")[0].split()[:1] != [id])
+
+
+def _lines(text: str) -> Iterable[str]:
+    """With their ends, as editors show them: str.splitlines cuts at more characters, which may be in a comment."""
+    return io.StringIO(text, newline="")
 
 
 def _sha256(key: str) -> str:

@@ -21,7 +21,7 @@ Handler = Callable[[Self, Request, Context], Awaitable[Response]]
 
 
 def answers_errors(handler: Handler[Self, Request, Response]) -> Handler[Self, Request, Response]:
-    """The one place where an exception becomes a gRPC status."""
+    """Where an exception of a handler becomes a gRPC status."""
 
     @functools.wraps(handler)
     async def call(self: Self, request: Request, context: Context) -> Response:

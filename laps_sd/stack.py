@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
-
 from laps_sd import apart, scaling, targets, vllm_python
 from laps_sd.child_logs import as_entry
 from laps_sd.client import AsyncClient, NotServing
@@ -78,15 +76,8 @@ class Stack:
 
     async def ready(self) -> None:
         """Returns when a warmed worker serves. Raises NotServing."""
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(NotServing),
-            stop=stop_after_delay(READY_TIMEOUT_S),
-            wait=wait_fixed(0.2),
-            reraise=True,
-        ):
-            with attempt:
-                async with self.client() as client:
-                    await client.ready(READY_TIMEOUT_S)
+        async with self.client() as client:
+            await client.ready(READY_TIMEOUT_S)
 
     async def order_by(self, policy: str) -> None:
         """Starts the schedulers anew with another policy, while workers keep their model. Returns when the service goes
@@ -199,7 +190,7 @@ def drafter_command(options: Options, index: int, port: int, model: Path) -> Com
 
 
 def _threads(options: Options) -> int:
-    # Of stages one computes at a time.
+    # Stages of a worker compute one after the other: each has all of the worker's cores.
     return max(1, cores() // (options.workers * options.devices + options.drafters))
 
 

@@ -16,7 +16,7 @@ from laps_sd import die_with_parent
 from protos.serving import first_of
 
 EARLY_S = 30.0  # a death sooner than this counts as early; of a child that says when it has come up, each before that
-MAX_EARLY_DEATHS = 5  # in a row; then the child is given up
+MAX_EARLY_DEATHS = 5  # in a row; then the child is given up. As many starts may fail before the first one works
 BAD_SETTINGS = 2  # exit code of a child that refuses its flags: it is given up at once
 ENDED_BY_OTHERS = (0, -signal.SIGKILL, -signal.SIGTERM)  # never an early death
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 3.0
@@ -89,27 +89,29 @@ class Child:
 
     async def keep_running(self) -> None:
         """Until stopped or cancelled. Raises GaveUp."""
-        early_deaths = 0
+        early_deaths = failed_starts = 0
+        ran = False
         try:
             while not self._stopping.is_set():
                 started = time.monotonic()
-                async with self._running() as process:
-                    await first_of(process.wait, self._stopping.wait, self._replaced.wait)
-                if self._stopping.is_set() or (self._left and not process.returncode):
-                    return
-                if self._replaced.is_set():
-                    self._replaced.clear()
-                    continue
-                lived_s = time.monotonic() - started
-                self._report_death(process.returncode, lived_s)
-                young = lived_s < EARLY_S or self.command.up is not None
-                early = young and not self._is_up and process.returncode not in ENDED_BY_OTHERS
-                early_deaths = early_deaths + 1 if early else 0
-                if process.returncode == BAD_SETTINGS or self._refuses:
-                    raise GaveUp(f"{self.name} refuses its settings (exit code 2): {self._reason()}", hopeless=True)
-                if early_deaths == MAX_EARLY_DEATHS:
-                    raise GaveUp(self._last_words(process.returncode))
-                backoff_s = min(FIRST_BACKOFF_S * 2**early_deaths, MAX_BACKOFF_S)
+                try:
+                    async with self._running() as process:
+                        ran, failed_starts = True, 0
+                        await first_of(process.wait, self._stopping.wait, self._replaced.wait)
+                except OSError as error:  # no memory or no room for a process just now
+                    failed_starts += 1
+                    self.say("child_not_started", reason=str(error))
+                    if failed_starts == MAX_EARLY_DEATHS and not ran:  # else the machine is to blame, and may recover
+                        raise GaveUp(f"{self.name} could not be started: {error}") from error
+                else:
+                    if self._stopping.is_set() or (self._left and not process.returncode):
+                        return
+                    if self._replaced.is_set():
+                        self._replaced.clear()
+                        continue
+                    early_deaths = self._report_death(process.returncode, time.monotonic() - started, early_deaths)
+                doublings = min(early_deaths + failed_starts, MAX_EARLY_DEATHS)
+                backoff_s = min(FIRST_BACKOFF_S * 2**doublings, MAX_BACKOFF_S)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), backoff_s)
         finally:
@@ -162,8 +164,17 @@ class Child:
             self._tail.append(rest)
             self._emit(rest + b"\n")
 
-    def _report_death(self, code: int | None, lived_s: float) -> None:
+    def _report_death(self, code: int | None, lived_s: float, early_deaths: int) -> int:
+        """Returns how many early deaths in a row there are with this one. Raises GaveUp if that is one too many."""
         self.say("child_died", code=code, lived_s=round(lived_s, 1))
+        if code == BAD_SETTINGS or self._refuses:
+            raise GaveUp(f"{self.name} refuses its settings (exit code 2): {self._reason()}", hopeless=True)
+        young = lived_s < EARLY_S or self.command.up is not None
+        if not young or self._is_up or code in ENDED_BY_OTHERS:
+            return 0
+        if early_deaths + 1 == MAX_EARLY_DEATHS:
+            raise GaveUp(self._last_words(code))
+        return early_deaths + 1
 
     def say(self, event: str, **words: object) -> None:
         """One line about this child, beside those that it prints."""

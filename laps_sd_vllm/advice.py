@@ -18,8 +18,9 @@ from laps_sd_vllm.steps import Desired, StepDone
 from laps_sd_vllm.versions import Unsupported
 from laps_sd_vllm.watching import Comparison, Watch
 from scheduler_service.core.beliefs import Acceptance
+from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.policies import gittins, policy_name
-from scheduler_service.core.types import CostProfile, Request
+from scheduler_service.core.types import Request
 from scheduler_service.predictor import installed
 from scheduler_service.predictor.port import Features
 from scheduler_service.predictor.window import hashed

@@ -9,7 +9,7 @@ from threading import Lock
 
 from laps_sd_vllm.background import FIT, FIT_S, Background, write_whole
 from scheduler_service.core.beliefs import Expected, FleetAcceptance, FleetLength
-from scheduler_service.learned import Learned, Unreadable, decode
+from scheduler_service.learned import Learned, UnreadableLessons, decode
 from scheduler_service.predictor.model import Model
 from scheduler_service.predictor.online import OnlinePredictor
 from scheduler_service.predictor.window import EMPTY, UNREADABLE, Row, Snapshot, Window, pack, unpack
@@ -43,7 +43,7 @@ class Learning:
             learned = decode(file.read_bytes())
         except FileNotFoundError:
             return
-        except (OSError, Unreadable) as error:
+        except (OSError, UnreadableLessons) as error:
             self._say(f"{file} cannot be used, so nothing is known yet: {error}")
             return
         if learned.served.partition("/")[0] not in ("", self._served.partition("/")[0]):  # "": it does not say

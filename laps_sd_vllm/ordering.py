@@ -10,19 +10,11 @@ from dataclasses import dataclass
 
 from laps_sd_vllm.steps import TO_THE_END, Desired, Place, StepDone, StepRow
 from scheduler_service.core.core import Core
+from scheduler_service.core.costs import CostProfile
+from scheduler_service.core.events import Cancelled, CostChanged, Round, Submitted, WorkerUp
+from scheduler_service.core.events import StepDone as CoreStep
 from scheduler_service.core.policies import Policy
-from scheduler_service.core.types import (
-    Cancelled,
-    CostChanged,
-    CostProfile,
-    Ended,
-    Finish,
-    Request,
-    Round,
-    Submitted,
-    WorkerUp,
-)
-from scheduler_service.core.types import StepDone as CoreStep
+from scheduler_service.core.types import Ended, Finish, Request
 
 NAME = "vllm"
 EVERY = 8  # running requests: with so many more, rounds wait one step more ...

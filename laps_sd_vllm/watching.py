@@ -8,7 +8,8 @@ from laps_sd_vllm.background import COMPARE, COMPARE_S, Background
 from laps_sd_vllm.requests import Ended, Live, Recent
 from laps_sd_vllm.side_by_side import ANSWER, Figures, told
 from laps_sd_vllm.steps import TO_THE_END, StepDone
-from scheduler_service.core.types import CostProfile, Request
+from scheduler_service.core.costs import CostProfile
+from scheduler_service.core.types import Request
 from scheduler_service.predictor.window import Row
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.side_by_side import QUESTION, Question

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from protos.serving import address
 
-SILENT_S = 10.0  # a connection that sends no request for so long is closed
+IDLE_S = 10.0  # a connection that sends no request for so long is closed
 KEEP_ALIVE_S = 60  # the same between two requests
 HEADER_BYTES = 64 << 10  # of one request, before its body
 BACKLOG = 1024
@@ -79,7 +79,7 @@ class HttpServer:
             sock=self._socket,
             backlog=BACKLOG,
             ssl=context,
-            ssl_handshake_timeout=SILENT_S if context else None,
+            ssl_handshake_timeout=IDLE_S if context else None,
         )
 
     async def stop(self, grace_s: float) -> None:
@@ -225,7 +225,7 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.set_write_buffer_limits(PIECE_BYTES)  # for TLS, too: asyncio would keep eight times as much there
-        self._patience: asyncio.TimerHandle | None = self.loop.call_later(SILENT_S, transport.close)
+        self._patience: asyncio.TimerHandle | None = self.loop.call_later(IDLE_S, transport.close)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
 
@@ -236,7 +236,7 @@ class _Protocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting()
         elif self._patience is None:  # these bytes began no request: one must begin soon
-            self._patience = self.loop.call_later(SILENT_S, self.transport.close)
+            self._patience = self.loop.call_later(IDLE_S, self.transport.close)
 
     def _stop_waiting(self) -> None:
         if self._patience is not None:

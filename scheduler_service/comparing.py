@@ -9,11 +9,12 @@ from math import fsum
 
 import structlog
 
+from protos.logs import trace
 from scheduler_service.config import Settings
 from scheduler_service.core.entry import Worker
 from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.policies import policy_name
-from scheduler_service.history import Ended, History
+from scheduler_service.history import EndedRequest, History
 from scheduler_service.sim import worker as sim
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.side_by_side import ANSWER, QUESTION, Answer, Question
@@ -92,6 +93,9 @@ class Comparing:
             except (OSError, ValueError, ComparisonFailed) as error:  # a timeout is an OSError
                 problem = str(error) or "the simulation took too long"
                 log.warning("comparison_failed", reason=problem)
+            except Exception as error:  # a mistake of ours: no reason to lead no longer
+                problem = "internal error"
+                log.error("comparison_failed", reason=problem, trace=trace(error))
             self._asked.clear()
             if forgotten == self._forgotten:
                 now = self._clock()
@@ -153,7 +157,7 @@ class ComparisonFailed(Exception):
     """There is no comparison this time."""
 
 
-def _question(ended: Sequence[Ended], fleet: sim.SimFleet, policies: list[str]) -> bytes:
+def _question(ended: Sequence[EndedRequest], fleet: sim.SimFleet, policies: list[str]) -> bytes:
     jobs = [one.job(fleet.max_draft) for one in ended]
     first = min(job.arrival_s for job in jobs)
     moved = [replace(job, id=str(number), arrival_s=job.arrival_s - first) for number, job in enumerate(jobs)]

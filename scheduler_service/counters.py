@@ -4,8 +4,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from protos.metrics import PER_STEP_S, Distribution
+from scheduler_service.core.events import StepDone
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import Changed, Effect, Finish, StepDone, counted_ids
+from scheduler_service.core.types import Changed, Effect, Finish, counted_ids
 
 MAX_TENANTS = 1024  # refusals are counted for so many tenants
 MAX_DELAYS = 1024  # so many of the last commands count for the percentiles of report_to_command

@@ -15,20 +15,9 @@ from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from scheduler_service import translate
 from scheduler_service.core.core import Core
+from scheduler_service.core.events import Cancelled, Event, StepDone, Submitted, Tick
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import (
-    Advanced,
-    Cancelled,
-    Changed,
-    Effect,
-    Ended,
-    Event,
-    Plan,
-    StepDone,
-    Submitted,
-    Tick,
-    WentOn,
-)
+from scheduler_service.core.types import Advanced, Changed, Effect, Ended, Plan, WentOn
 from scheduler_service.counters import Counters
 from scheduler_service.event_log import EventLog
 from scheduler_service.history import History

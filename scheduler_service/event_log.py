@@ -14,23 +14,21 @@ from pydantic import TypeAdapter
 
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength
 from scheduler_service.core.core import Core
-from scheduler_service.core.probed import FleetProbe
-from scheduler_service.core.terms import Terms
-from scheduler_service.core.types import (
-    Bounds,
+from scheduler_service.core.events import (
     Cancelled,
     CostChanged,
     Draining,
     Event,
     Obeyed,
-    Plan,
-    Record,
     StepDone,
     Submitted,
     Tick,
     WorkerDown,
     WorkerUp,
 )
+from scheduler_service.core.probed import FleetProbe
+from scheduler_service.core.terms import Terms
+from scheduler_service.core.types import Bounds, Plan, Record
 
 _KINDS: dict[str, TypeAdapter[Any]] = {
     kind.__name__: TypeAdapter(kind)

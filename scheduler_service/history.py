@@ -15,7 +15,7 @@ LOGPROBS_WEIGHT = 64  # stored with its log-probabilities a token takes up to as
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedRequest:
     """A request that ran to its end. `log`: its durable rounds; the last ones may become durable a little later."""
 
     record: Record
@@ -48,19 +48,19 @@ class Ended:
 
 class History:
     def __init__(self) -> None:
-        self._ended: deque[Ended] = deque()
+        self._ended: deque[EndedRequest] = deque()
         self._weight = 0
 
     def add(self, record: Record, now: float, log: RoundLog, *, logprobs: bool, scores: int = 0) -> None:
         """This request has run to its end. `logprobs`: whether they are stored with its tokens; `scores`: how many are
         stored of its prompt."""
         weight = record.emitted * (LOGPROBS_WEIGHT if logprobs else 1) + scores
-        self._ended.append(Ended(record, now, log, weight))
+        self._ended.append(EndedRequest(record, now, log, weight))
         self._weight += weight
         while len(self._ended) > MOST_REQUESTS or self._weight > MOST_TOKENS:
             self._forget_oldest()
 
-    def since(self, now: float) -> list[Ended]:
+    def since(self, now: float) -> list[EndedRequest]:
         """Those that ended in the last KEPT_S, the first one first; all others are forgotten."""
         while self._ended and self._ended[0].ended_s < now - KEPT_S:
             self._forget_oldest()

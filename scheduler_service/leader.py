@@ -26,7 +26,7 @@ from scheduler_service.clock import SteadyClock
 from scheduler_service.comparing import Comparing
 from scheduler_service.config import Settings
 from scheduler_service.core.core import Core
-from scheduler_service.core.types import Cancelled, Tick
+from scheduler_service.core.events import Cancelled, Tick
 from scheduler_service.counters import Counters
 from scheduler_service.durable_core import DurableCore
 from scheduler_service.event_log import EventLog
@@ -51,7 +51,7 @@ TICK_S = 0.1
 LOAD_TICKS = 3  # between two words on the load to gateways that choose between cells
 ENDED_AT_ONCE = 32  # requests whose time is up, until other tasks run
 FIRST_COMMIT_S = 20.0
-APART_S = 5.0  # without an answer of the store: perhaps this leader alone is cut off from it
+CUT_OFF_S = 5.0  # without an answer of the store: perhaps this leader alone is cut off from it
 
 
 class Leader:
@@ -77,8 +77,8 @@ class Leader:
             ready_first=settings.ready_first,
         )
         self.over = asyncio.Event()  # it leads no longer: all of its streams end
-        self.apart = asyncio.Event()  # set when it ends its links, for their peers to look elsewhere; then replaced
-        self._apart_s = APART_S  # without the store, until it ends its links the next time
+        self.links_ended = asyncio.Event()  # set when it does so, for their peers to look elsewhere; then replaced
+        self._cut_off_s = CUT_OFF_S  # without the store, until it ends its links the next time
         self.epoch = 0
         self._highest_epoch = 0  # that any worker has obeyed
         self._attempt = uuid4().hex  # to lead; the same until one is answered
@@ -230,14 +230,14 @@ class Leader:
     def _send_away(self, silent_s: float) -> None:
         """After 5, 10, 20 ... seconds without the store gateways and workers are to look whether another scheduler
         leads; where none does they come back."""
-        if silent_s < APART_S:
-            self._apart_s = APART_S
-        elif silent_s >= self._apart_s:
-            self._apart_s *= 2
+        if silent_s < CUT_OFF_S:
+            self._cut_off_s = CUT_OFF_S
+        elif silent_s >= self._cut_off_s:
+            self._cut_off_s *= 2
             self._log.warning("links_ended", reason="the store does not answer: another scheduler may lead by now")
             self.sessions.send_away()
-            self.apart.set()
-            self.apart = asyncio.Event()
+            self.links_ended.set()
+            self.links_ended = asyncio.Event()
 
     async def close(self) -> None:
         """After `run`: keep what was learned, and let a standby lead at once."""

@@ -23,7 +23,7 @@ _ACCEPTANCE = TypeAdapter(FleetAcceptance)
 _PROBE = TypeAdapter(FleetProbe)
 
 
-class Unreadable(Exception):
+class UnreadableLessons(Exception):
     """It is damaged, or another version wrote it. The leader then begins as if nothing had been learned."""
 
 
@@ -58,12 +58,12 @@ class Learned:
 
 
 def decode(packed: bytes) -> Learned:
-    """Raises Unreadable. Of features of another version only the fleet's means are taken."""
+    """Raises UnreadableLessons. Of features of another version only the fleet's means are taken."""
     try:
         arrays = unpack(packed)
         header: dict[str, Any] = json.loads(str(arrays["header"]))
         if header["schema"] != SCHEMA:
-            raise Unreadable(f"schema {header['schema']!r}, not {SCHEMA}")
+            raise UnreadableLessons(f"schema {header['schema']!r}, not {SCHEMA}")
         length, acceptance = (
             _LENGTH.validate_python(header["length"]),
             _ACCEPTANCE.validate_python(header["acceptance"]),
@@ -76,7 +76,7 @@ def decode(packed: bytes) -> Learned:
         model = Model.of_arrays(part) if (part := _part(arrays, "model.")) else None
         return Learned(length, acceptance, window.snapshot(), model, int(header["version"]), probe, served)
     except UNREADABLE as error:
-        raise Unreadable(str(error)) from error
+        raise UnreadableLessons(str(error)) from error
 
 
 def _part(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:

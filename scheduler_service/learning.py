@@ -7,11 +7,12 @@ import copy
 import structlog
 
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
+from protos.logs import trace
 from protos.serving import first_of
 from scheduler_service.core.beliefs import Expected
 from scheduler_service.core.core import Core
 from scheduler_service.core.types import Ended, RequestClass
-from scheduler_service.learned import Learned, Unreadable, decode
+from scheduler_service.learned import Learned, UnreadableLessons, decode
 from scheduler_service.predictor import PredictorKind
 from scheduler_service.predictor.features import of_prompt
 from scheduler_service.predictor.model import Model
@@ -55,7 +56,7 @@ class Learning:
         if packed is not None:
             try:
                 self._restore(await asyncio.to_thread(decode, packed))
-            except Unreadable as error:
+            except UnreadableLessons as error:
                 self._log.warning("learned_unreadable", reason=str(error), bytes=len(packed))
         word = self.status.word if self.status else "none"
         self._log.info("learned", predictor=word, finished=self._core.fleet.known.length.finished)
@@ -119,7 +120,11 @@ class Learning:
             await self._due.wait()
             self._due.clear()
             if self._predictor and self._predictor.due:
-                await self._refit(self._predictor)
+                try:
+                    await self._refit(self._predictor)
+                except Exception as error:  # a mistake of ours: no reason to lead no longer
+                    self._log.error("training_failed", reason="internal error", trace=trace(error))
+                    await self._trainer.close()  # it may still answer this one
 
     async def _refit(self, predictor: OnlinePredictor) -> None:
         cold = not predictor.status.warm
@@ -139,6 +144,10 @@ class Learning:
                 await self.save()
             except StoreUnavailable as error:
                 self._log.warning("learned_not_saved", reason=str(error))
+            except Fenced:
+                raise
+            except Exception as error:  # a mistake of ours: no reason to lead no longer
+                self._log.error("learned_not_saved", reason="internal error", trace=trace(error))
 
     async def save(self) -> None:
         """Raises StoreUnavailable, Fenced. Nothing is written if nothing was learned since."""
@@ -159,6 +168,8 @@ class Learning:
                 await self.save()
         except (StoreUnavailable, Fenced, TimeoutError) as error:
             self._log.warning("learned_not_saved", reason=str(error))
+        except Exception as error:
+            self._log.error("learned_not_saved", reason="internal error", trace=trace(error))
 
 
 def _features(submit: gateway_pb.Submit) -> Row:

@@ -23,7 +23,7 @@ from scheduler_service.unreadable import Found, checked, lost
 ENDED_KEPT_S = 10.0  # longer than the time of which a store that syncs every second can lose the writes
 AT_ONCE = 32  # requests or rounds handled until other tasks run
 MAX_SENT_AGAIN = 256  # requests that were there before and wait for their answers; more are to come again
-TOLD_AT_ONCE = 96  # writes: fewer, and reports would come faster than they are told where workers fill every turn
+TOLD_AT_ONCE = 96  # writes, until other tasks run; with fewer, busy workers would report faster than they are told
 
 
 class Ledger:

@@ -1,6 +1,6 @@
 """How long work holds the event loop. In one of its turns all work gets so many units: what peers ask for waits until
 there is room; what cannot wait, such as a commit under way, leaves that much less to the others. Questions are answered
-one at a time, and all of them together take a fifth of the loop's time at most."""
+one at a time, and after each there is a pause, four times as long as its answer took, but a second at most."""
 
 import asyncio
 from collections import deque
@@ -34,7 +34,7 @@ class Lane(IntEnum):
     DEADLINES = 3  # requests whose time is up
 
 
-class Pace:
+class Questions:
     def __init__(self) -> None:
         self._one = asyncio.Lock()
         self._waiting = 0

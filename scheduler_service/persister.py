@@ -141,7 +141,7 @@ class Persister:
         self._progress = asyncio.Event()
 
     async def _commit(self, writes: list[Write], *, full: bool = False) -> list[Verdict]:
-        """`full`: a commit of nothing while the store has no room for others, whose outage goes on."""
+        """`full`: a commit without writes while the store has no room for any. Its success ends no outage."""
         wait_s = RETRY_S  # not tenacity: it leaves reference cycles behind after each commit
         refused_s = 0.0
         clock = asyncio.get_running_loop().time
@@ -164,9 +164,8 @@ class Persister:
                     self.refusal = str(error)
                     structlog.get_logger().error("store_refuses", reason=self.refusal)
                 if isinstance(error, StoreFull) and writes:  # nothing of it was written, and its number is free
-                    await self._commit(
-                        [], full=True
-                    )  # shows that this leader lives: a standby could write no more than it
+                    # It shows that this leader lives: a standby could write no more than it.
+                    await self._commit([], full=True)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, MAX_RETRY_S)
 

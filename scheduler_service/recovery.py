@@ -64,7 +64,8 @@ class Recovery:
                     try:
                         await self._fetch_first()
                     except StoreUnavailable:
-                        await self.set_aside.carry_out(self._epoch)  # it may be away for one alone, and for good
+                        # The store may fail for one request alone, and for ever: others do not wait for that.
+                        await self.set_aside.carry_out(self._epoch)
                         raise
                 await self.set_aside.carry_out(self._epoch)
                 self._log.info("recovered", waiting=waiting)

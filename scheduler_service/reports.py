@@ -6,8 +6,9 @@ from typing import TypeAlias
 from protos.errors import BadInput
 from protos.link.v1 import worker_link_pb2 as pb
 from protos.v1 import types_pb2 as types_pb
+from scheduler_service.core.events import Round, StepDone
 from scheduler_service.core.probed import Reading, reading
-from scheduler_service.core.types import Finish, Round, StepDone
+from scheduler_service.core.types import Finish
 from scheduler_service.store.rounds import MAX_TOKENS
 
 MAX_DRAFT = 255  # drafts of a round: a stored round counts them in one byte

@@ -11,8 +11,9 @@ from protos.watched import Watched
 from scheduler_service import checks
 from scheduler_service.config import Settings
 from scheduler_service.core import backlog
+from scheduler_service.core.events import Cancelled
 from scheduler_service.core.terms import Terms
-from scheduler_service.core.types import Cancelled, QueueIsFull, TooLarge, TooLate, Unseen
+from scheduler_service.core.types import QueueIsFull, TooLarge, TooLate, Unseen
 from scheduler_service.counters import Counters
 from scheduler_service.durable_core import DurableCore
 from scheduler_service.event_log import EventLog

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protos.link.v1 import worker_link_pb2 as pb
-from scheduler_service.core.types import StepDone
+from scheduler_service.core.events import StepDone
 
 
 @dataclass(slots=True, eq=False)
@@ -15,7 +15,7 @@ class WorkerSession:
     worker: str
     id: str
     sent: dict[str, int]  # the requests that the worker knows, each with the placement it was last admitted under
-    apart_s: float = 0.0  # commands that can wait are sent so many seconds apart; 0: none waits
+    report_within_s: float = 0.0  # so long reports and commands that can wait may wait; 0: not at all
     seq: int = 0
     seen_step: int = 0
     command: pb.StepCommand = field(default_factory=pb.StepCommand)  # the last one
@@ -41,11 +41,11 @@ class WorkerSession:
         self.closed.set()
 
     def wake_in_time(self) -> None:
-        """A command is due that can wait until `apart_s` after the last one. What is urgent sets `wake`."""
-        if not self.apart_s:
+        """A command is due that can wait until `report_within_s` after the last one. What is urgent sets `wake`."""
+        if not self.report_within_s:
             self.wake.set()
         elif self._timer is None and not self.closed.is_set():
-            self._timer = asyncio.get_running_loop().call_at(self._sent_at + self.apart_s, self.wake.set)
+            self._timer = asyncio.get_running_loop().call_at(self._sent_at + self.report_within_s, self.wake.set)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -55,7 +55,7 @@ class WorkerSession:
     def commanded(self, command: pb.StepCommand, slots: int) -> None:
         """`command` is about to be sent to the worker, which has so many slots."""
         self.spares = len(command.schedule) - slots
-        if self.apart_s:
+        if self.report_within_s:
             self._cancel_timer()
             self._sent_at = asyncio.get_running_loop().time()
         edited = command.admit or command.forget or command.drop or command.offload

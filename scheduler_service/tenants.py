@@ -16,11 +16,13 @@ _DRAFTS = {"local": True, "anywhere": False}
 
 
 def read_terms(file: Path) -> dict[str, Terms]:
-    """By name. Raises ValueError that names the line."""
+    """By name. Raises ValueError that names the file, and the line if one is wrong."""
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: is not UTF-8") from error
     terms: dict[str, Terms] = {}
     for number, line in enumerate(lines, 1):
         if words := line.partition("#")[0].split():

@@ -7,18 +7,11 @@ from protos.v1 import status_pb2 as status_pb
 from protos.v1 import types_pb2 as types_pb
 from scheduler_service.core import backlog
 from scheduler_service.core.beliefs import Expected
+from scheduler_service.core.costs import CostProfile
+from scheduler_service.core.events import Held, WorkerUp
 from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import (
-    CostProfile,
-    Finish,
-    Held,
-    Plan,
-    Record,
-    Request,
-    RequestClass,
-    WorkerUp,
-)
+from scheduler_service.core.types import Finish, Plan, Record, Request, RequestClass
 
 _STATE = {
     State.WAITING: status_pb.REQUEST_STATE_WAITING,

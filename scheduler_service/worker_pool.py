@@ -15,7 +15,7 @@ from protos.link.v1 import worker_link_pb2 as pb
 from scheduler_service import checks, reports, translate
 from scheduler_service.config import Settings
 from scheduler_service.core import placement
-from scheduler_service.core.types import CostChanged, Draining, Obeyed, StepDone, WorkerDown
+from scheduler_service.core.events import CostChanged, Draining, Obeyed, StepDone, WorkerDown
 from scheduler_service.durable_core import DurableCore
 from scheduler_service.ledger import Ledger
 from scheduler_service.outbox import Outboxes
@@ -208,7 +208,7 @@ class WorkerPool:
         A worker leaves at most a quarter of `max_lag` unreported. Answered at half, it never waits for a command."""
         lag, fleet = session.seen_step - session.command.seen_step, self._core.fleet
         return bool(
-            not session.apart_s
+            not session.report_within_s
             or session.stuck
             or lag >= self._settings.max_lag // 2
             or fleet.isolation.suspects
@@ -252,7 +252,7 @@ class WorkerPool:
             drop=plan.drop,
             offload=plan.offload,
             forget=forget,
-            report_within_s=session.apart_s,
+            report_within_s=session.report_within_s,
         )
         translate.list_runs(plan, command)
         session.commanded(command, self._core.fleet.workers[session.worker].up.slots)

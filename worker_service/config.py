@@ -1,5 +1,6 @@
 """The worker's settings: environment `LAPS_SD_WORKER_*` and command line, checked at the start. No logic."""
 
+import errno
 import math
 import os
 import socket
@@ -34,7 +35,20 @@ def _possible(cost: CostProfile) -> CostProfile:
 def _reachable(drafter: str) -> str:
     if drafter.startswith("remote:"):
         addresses(drafter.removeprefix("remote:"))
+        _check_packets()
     return drafter
+
+
+def _check_packets() -> None:
+    """What draft_post.py speaks to a drafter by. macOS has none."""
+    try:
+        for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            end.close()
+    except OSError as error:
+        if error.errno == errno.EPROTONOSUPPORT:
+            raise ValueError(
+                "a drafter in another process needs sockets of packets (SOCK_SEQPACKET), and this system has none"
+            ) from None
 
 
 class CommonSettings(ServiceSettings):

@@ -78,7 +78,10 @@ class LinkPost:
         if self.now() < self._start_s:
             return False
         self._start_s = self.now() + RESTART_S
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:  # no descriptors left: later, perhaps
+            return False
         ours.setblocking(False)
         command = [sys.executable, "-m", "worker_service.draft_link", str(theirs.fileno()), self._settings]
         with theirs:

@@ -16,7 +16,7 @@ from worker_service.capacity import NO_DRAFTER, check_kv_tokens, check_memory, d
 from worker_service.config import Settings
 from worker_service.drafters import Caller, make_drafter
 from worker_service.engine.engine import Engine
-from worker_service.engine.parallel import Group, ParallelError, Ranks, SharedTarget
+from worker_service.engine.parallel import ParallelError, ProcessGroup, Ranks, SharedTarget
 from worker_service.engine.ragged import problem
 from worker_service.engine.self_check import check, own_logits
 from worker_service.engine.stages import Stage
@@ -30,13 +30,13 @@ from worker_service.pace import Pace, PacedRunner
 from worker_service.probes import make_probe
 from worker_service.pull import find
 from worker_service.rendezvous import gather, join, listen
-from worker_service.ring import Leader, Link, MakeLink
+from worker_service.ring import Leader, MakeLink, StageLink
 from worker_service.runner import Runner
 from worker_service.service import Loaded, serve
 from worker_service.sizing import by_device, sized
 
 
-async def load_engine(settings: Settings, group: Group | None) -> Loaded:
+async def load_engine(settings: Settings, group: ProcessGroup | None) -> Loaded:
     """The model and its engine. Raises ModelError. `group`: the processes that share the model with this one, which
     leads them."""
     return await _loaded(settings, await _run(group)(load_share, settings, group), group)
@@ -75,7 +75,7 @@ async def _loaded(settings: Settings, model: LoadedModel, group: Sharers | None)
     )
 
 
-def load_share(settings: Settings, group: Group | None) -> LoadedModel:
+def load_share(settings: Settings, group: ProcessGroup | None) -> LoadedModel:
     """The model, or this process's share of it once all others have loaded theirs. Raises ModelError, ParallelError."""
     model = _load(settings, group.ranks if group else Ranks())
     if group:
@@ -127,7 +127,7 @@ def share(settings: Settings) -> bool:
     ranks, drained = Ranks.from_environment(), False
     if not ranks.leads:
         _end_with_the_leader()
-    group = Group(ranks, choose_device(settings.device, ranks))
+    group = ProcessGroup(ranks, choose_device(settings.device, ranks))
     if ranks.leads:
         drained = asyncio.run(serve(settings, lambda: load_engine(settings, group), find))
     else:
@@ -138,7 +138,7 @@ def share(settings: Settings) -> bool:
     return drained
 
 
-def stage(settings: Settings, make: MakeLink = Link) -> bool:
+def stage(settings: Settings, make: MakeLink = StageLink) -> bool:
     """Of a model over stages: lead, or compute this stage's layers of each pass until the leader ends. As `share`."""
     place, ranks, address = settings.place, Ranks.from_environment(), settings.rendezvous
     assert address is not None

@@ -16,7 +16,7 @@ from worker_service.engine.parallel import ParallelError
 from worker_service.engine.stages import Call
 from worker_service.engine.types import Place
 from worker_service.model_files import ModelError
-from worker_service.ring import MOST_HELLO, START_S, Follower, Leader, Link, MakeLink, StrangerError
+from worker_service.ring import MOST_HELLO, START_S, Follower, Leader, MakeLink, StageLink, StrangerError
 
 PROTOCOL = 2
 HELLO_S = 10.0  # for what a newcomer says first
@@ -40,7 +40,7 @@ def gather(
     place: Place,
     server: socket.socket,
     about: Mapping[str, Any],
-    make: MakeLink = Link,
+    make: MakeLink = StageLink,
     within_s: float = START_S,
 ) -> Leader:
     """At the first stage: returns when all others have come to the port `server`, which is closed then.
@@ -49,7 +49,7 @@ def gather(
     ParallelError when they do not come.
     """
     deadline = time.monotonic() + within_s
-    came: dict[int, tuple[Link, int]] = {}
+    came: dict[int, tuple[StageLink, int]] = {}
     with server:
         while len(came) < place.size - 1:
             try:
@@ -74,11 +74,11 @@ def _welcome(
     place: Place,
     connection: socket.socket,
     about: Mapping[str, Any],
-    came: Mapping[int, tuple[Link, int]],
+    came: Mapping[int, tuple[StageLink, int]],
     make: MakeLink,
-) -> tuple[int, Link, int]:
+) -> tuple[int, StageLink, int]:
     """A newcomer's number, and where the one before it finds it. Raises ParallelError."""
-    first = Link(connection, "somebody")
+    first = StageLink(connection, "somebody")
     match first.receive(HELLO_S, MOST_HELLO):
         case "hello", [int(protocol), int(number), int(size), dict(its), int(port)], _:
             problem = ""
@@ -100,7 +100,7 @@ def _welcome(
     raise StrangerError("no hello")
 
 
-def join(place: Place, address: str, about: Mapping[str, Any], make: MakeLink = Link) -> Follower:
+def join(place: Place, address: str, about: Mapping[str, Any], make: MakeLink = StageLink) -> Follower:
     """At any other stage: returns when all have come to the rendezvous `address` of the first. Raises ModelError where
     it is wrong or this stage is refused, ParallelError."""
     connection = _dial(_parts(address), START_S, address)
@@ -130,7 +130,7 @@ def join(place: Place, address: str, about: Mapping[str, Any], make: MakeLink = 
     return Follower(leader, before, onward)
 
 
-def _before(server: socket.socket, token: str, make: MakeLink, number: int) -> Link:
+def _before(server: socket.socket, token: str, make: MakeLink, number: int) -> StageLink:
     """The connection of the stage before, which knows the token. Raises ParallelError."""
     deadline = time.monotonic() + 6 * HELLO_S
     while True:
@@ -140,7 +140,7 @@ def _before(server: socket.socket, token: str, make: MakeLink, number: int) -> L
             raise ParallelError(f"stage {number} did not come") from None
         with ExitStack() as unless_kept, suppress(ParallelError):
             unless_kept.callback(connection.close)
-            match Link(connection, "somebody").receive(HELLO_S, MOST_HELLO):
+            match StageLink(connection, "somebody").receive(HELLO_S, MOST_HELLO):
                 case "here", [str(said)], _ if hmac.compare_digest(said.encode(errors="replace"), token.encode()):
                     unless_kept.pop_all()
                     return make(connection, f"stage {number}")

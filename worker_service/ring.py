@@ -36,7 +36,7 @@ class StrangerError(ParallelError):
     """At the other end is no stage of ours."""
 
 
-class Link:
+class StageLink:
     """One connection to another stage. Not thread-safe."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
@@ -120,13 +120,13 @@ class Link:
         self._socket.close()
 
 
-MakeLink = Callable[[socket.socket, str], Link]
+MakeLink = Callable[[socket.socket, str], StageLink]
 
 
 class Leader:
     """All other stages, as the first one sees them: `links` in order."""
 
-    def __init__(self, links: Sequence[Link]) -> None:
+    def __init__(self, links: Sequence[StageLink]) -> None:
         self._links = links
 
     def target(self, model: Any) -> StagedTarget:
@@ -182,7 +182,7 @@ class Leader:
 class Follower:
     """The way of a stage behind the first: calls come from the one before it, and go on to the one after it."""
 
-    def __init__(self, leader: Link, before: Link, after: Link) -> None:
+    def __init__(self, leader: StageLink, before: StageLink, after: StageLink) -> None:
         """`after`: of the last stage the leader."""
         self._leader, self._before, self._after = leader, before, after
 

@@ -17,7 +17,7 @@ import structlog
 
 POLL_S = 0.2
 SLACK = 10.0  # times what a task is expected to take, beside the time that any task may take
-DEAF = 2.0  # times the longest that a task may take: then the event loop does not run any more, either
+DEAF = 2.0  # times that limit: then faulthandler ends the process, since the event loop, which should, does not run
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,7 +23,7 @@ from protos.tracing import TRACEPARENT_KEY, traceparent
 _PORT = re.compile(r":[0-9]*\Z")
 
 
-class Access:
+class HttpAccess:
     """Decides for one port."""
 
     def __init__(self, keys: Keys | None, most_calls: int, *, strangers: bool, origins: Sequence[str] = ()) -> None:
@@ -73,13 +73,13 @@ def own_origins(headers: Headers) -> tuple[str, str]:
 
 
 class Needs:
-    """The middleware of one route. The app's state holds the `Access`."""
+    """The middleware of one route. The app's state holds the `HttpAccess`."""
 
     def __init__(self, app: ASGIApp, right: Right) -> None:
         self._app, self._right = app, right
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        access: Access = scope["app"].state.access
+        access: HttpAccess = scope["app"].state.access
         try:
             who = access.admit(Headers(scope=scope), self._right)
             with access.shares.place(access.sharer(who, scope)):

@@ -22,7 +22,7 @@ from structlog.contextvars import bound_contextvars
 
 from gateway.front import Front
 from gateway.http import errors
-from gateway.http.access import Access, route
+from gateway.http.access import HttpAccess, route
 from gateway.http.bodies import Bounded
 from gateway.keys import Right
 from protos.errors import REQUEST_ID_KEY, Failed, RequestError
@@ -34,7 +34,7 @@ VERSION = version("laps-sd")
 
 def make_app(
     routes: Iterable[Route],
-    access: Access,
+    access: HttpAccess,
     *,
     most_body_bytes: int,
     cors_origins: Sequence[str] = (),

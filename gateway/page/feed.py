@@ -24,7 +24,7 @@ VIEW_S = 300.0  # then the browser connects again, by itself: its key may have b
 RETRY = "retry: 1000\n\n"  # milliseconds, after which a browser whose stream broke connects again
 
 
-class Feed:
+class FrameFeed:
     def __init__(self, front: Front, every_s: float = EVERY_S) -> None:
         self._front, self._every_s, self._clock = front, every_s, time.monotonic
         self._viewers = 0

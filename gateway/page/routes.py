@@ -15,7 +15,7 @@ from gateway.front import Front
 from gateway.http.access import route
 from gateway.http.errors import BodyTooLarge
 from gateway.keys import Keys, Right
-from gateway.page.feed import VIEW_S, Feed
+from gateway.page.feed import VIEW_S, FrameFeed
 from gateway.page.frames import comparison
 from gateway.page.prompts import Samples, answered, generation, read_prompt
 from gateway.page.sessions import ENDED, PATH, Sessions, same_origin, set_cookie
@@ -68,7 +68,7 @@ def _file(name: str) -> Any:
 class Pages:
     def __init__(self, front: Front, sessions: Sessions) -> None:
         self._front, self._sessions = front, sessions
-        self._feed, self._samples = Feed(front), Samples(front)
+        self._feed, self._samples = FrameFeed(front), Samples(front)
 
     async def session(self, request: Request) -> Response:
         """Whether this browser may see the page, and if not whether a key would help."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from gateway.http.access import Access, host, own_origins
+from gateway.http.access import HttpAccess, host, own_origins
 from gateway.keys import Caller, Keys, Right
 from protos.errors import Forbidden, Unauthenticated
 from protos.settings import is_loopback
@@ -43,7 +43,7 @@ class Sessions:
 
     def visitor(self, request: Request, right: Right = Right.ADMIN) -> Visitor:
         """Who asks, by cookie or by the key in `authorization`. Raises Unauthenticated, Forbidden."""
-        access: Access = request.app.state.access
+        access: HttpAccess = request.app.state.access
         if self._keys is None:
             _refuse_names(request)
             return Visitor(access.admit(request.headers, right))

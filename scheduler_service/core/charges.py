@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from scheduler_service.core.classes import ClassAccount, Classes
 from scheduler_service.core.entry import Entry
+from scheduler_service.core.events import Round
 from scheduler_service.core.fairness import Flow
-from scheduler_service.core.types import Round
 
 
 def charge(classes: Classes, ran: Iterable[tuple[Entry, Round]], share_s: float, prefill_token_s: float) -> None:

@@ -11,31 +11,24 @@ from itertools import chain, islice
 from scheduler_service.core import admission, backlog
 from scheduler_service.core.draft import REFERENCE
 from scheduler_service.core.entry import Entry
-from scheduler_service.core.fleet import Fleet
-from scheduler_service.core.lifecycle import Move, State
-from scheduler_service.core.plan import make_plan
-from scheduler_service.core.policies import Policy
-from scheduler_service.core.steps import step_done
-from scheduler_service.core.types import (
-    UNBOUNDED,
-    AlreadySubmitted,
-    Bounds,
+from scheduler_service.core.events import (
     Cancelled,
-    Changed,
     CostChanged,
     Draining,
-    Effect,
     Event,
     Obeyed,
-    Plan,
-    Record,
-    Request,
     StepDone,
     Submitted,
     Tick,
     WorkerDown,
     WorkerUp,
 )
+from scheduler_service.core.fleet import Fleet
+from scheduler_service.core.lifecycle import Move, State
+from scheduler_service.core.plan import make_plan
+from scheduler_service.core.policies import Policy
+from scheduler_service.core.steps import step_done
+from scheduler_service.core.types import UNBOUNDED, AlreadySubmitted, Bounds, Changed, Effect, Plan, Record, Request
 
 PREFILL_CHUNK = 256  # tokens of prompt in one round, if nothing else is said
 SETTLED_S = 10.0  # a fleet in which no worker has come or gone for so long is complete

@@ -8,8 +8,8 @@ its own acceptance, and they change only when that promises markedly more.
 from collections.abc import Sequence
 
 from scheduler_service.core.beliefs import FleetAcceptance
+from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.entry import Entry
-from scheduler_service.core.types import CostProfile
 
 REFERENCE = 4  # drafts a round in which nominal seconds are counted while lengths are chosen
 # That is ever chosen; a worker says how many it takes at most. Ours takes 8, for more pay where a pass has a way over a

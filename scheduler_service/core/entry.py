@@ -6,6 +6,7 @@ from math import inf
 
 from scheduler_service.core.beliefs import Acceptance, Forecast, Length
 from scheduler_service.core.classes import ClassAccount
+from scheduler_service.core.events import WorkerUp
 from scheduler_service.core.fair_ranking import FairRanking
 from scheduler_service.core.fairness import Flow, Tenant
 from scheduler_service.core.known import Known
@@ -13,7 +14,7 @@ from scheduler_service.core.lifecycle import Move, State, after
 from scheduler_service.core.policies import Claim
 from scheduler_service.core.probed import Kept
 from scheduler_service.core.ranking import Key
-from scheduler_service.core.types import Record, Request, WorkerUp
+from scheduler_service.core.types import Record, Request
 
 WORTH = 3.0  # a request may lose its KV once it was served for this many times the seconds that its KV cost
 

@@ -6,6 +6,7 @@ from itertools import islice
 from scheduler_service.core.classes import Classes
 from scheduler_service.core.deadlines import Deadlines
 from scheduler_service.core.entry import Entry, Worker
+from scheduler_service.core.events import WorkerUp
 from scheduler_service.core.fair_ranking import FairRanking
 from scheduler_service.core.fairness import Tenants
 from scheduler_service.core.isolation import Isolation
@@ -18,7 +19,7 @@ from scheduler_service.core.policies import Claim, Policy
 from scheduler_service.core.probed import MOST_KEPT, Kept, Reading, former
 from scheduler_service.core.ranking import Changes, Key
 from scheduler_service.core.refit import Refit
-from scheduler_service.core.types import Bounds, Ended, Finish, Unseen, WorkerUp
+from scheduler_service.core.types import Bounds, Ended, Finish, Unseen
 from scheduler_service.core.vacancies import Vacancies
 
 KEPT_FREE = 0.5  # of a worker's memory: with less a newcomer counts as one of a crowd

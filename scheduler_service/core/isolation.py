@@ -10,7 +10,7 @@ what its neighbour did. core/placement.py chooses the groups.
 from collections.abc import Iterable, Mapping
 
 from scheduler_service.core.entry import Entry, Worker
-from scheduler_service.core.types import Held
+from scheduler_service.core.events import Held
 
 # With output. A worker reports after fewer rounds (MOST_UNREPORTED there), so one that dies of a request has not
 # reported so many rounds of it since.

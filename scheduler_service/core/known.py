@@ -1,8 +1,9 @@
 """What all claims are reckoned from: nominal costs of a round, and what finished requests taught. Holds no request."""
 
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength, Length
+from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.probed import FleetProbe
-from scheduler_service.core.types import CostProfile, Request
+from scheduler_service.core.types import Request
 
 
 class Known:

@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.entry import Entry, Worker
-from scheduler_service.core.types import CostProfile, RequestClass, StepDone
+from scheduler_service.core.events import StepDone
+from scheduler_service.core.types import RequestClass
 
 HALF_LIFE_S = 30.0  # of what is known about the pace
 SOME = 128  # requests over which means are taken: few enough to follow what is asked for

@@ -12,11 +12,13 @@ from scheduler_service.core.front import in_order
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.ranking import Key
 
-SPARES = 8  # listed at most beside those that run: more than end in a round or two, and each costs every plan
+SPARES = 8  # requests listed at most beside those that run: no more end in a round or two, and each makes plans dearer
 FEW_PLANS_SPARES = 4  # under `few_plans` one for so many slots, if those are more: one plan is to last several rounds
 LOOKED_AT = 64  # requests without a worker, when it is asked whether an idle worker could run one
 PASSED_OVER = 32  # requests that a worker keeps, in a search for one that another worker may claim
-GROUPS = 16  # that the suspects of a death are divided into: rounds alone are slow, and deaths slower
+# Into so many groups the suspects of a death are divided, and each group runs apart. With fewer groups more workers die
+# until the guilty request is found; with more groups all suspects are slower, since few of them share a round.
+GROUPS = 16
 
 
 def choose(fleet: Fleet, name: str) -> list[Entry]:

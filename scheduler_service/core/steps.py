@@ -6,9 +6,10 @@ Most rows of a report change nothing but output, acceptance and key of their req
 
 from scheduler_service.core.charges import charge
 from scheduler_service.core.entry import Entry, Worker
+from scheduler_service.core.events import Round, StepDone
 from scheduler_service.core.fleet import Fleet
 from scheduler_service.core.lifecycle import Move, State
-from scheduler_service.core.types import Advanced, Changed, Effect, Ended, Finish, Round, StepDone, WentOn
+from scheduler_service.core.types import Advanced, Changed, Effect, Ended, Finish, WentOn
 
 Ran = dict[str, tuple[Entry, Round]]
 
@@ -75,7 +76,7 @@ def _ran(fleet: Fleet, step: StepDone) -> tuple[Ran, set[str], set[str]]:
             continue
         entry.blocks = row.blocks
         entry.prefill_owed = row.prefill_owed
-        if row.each or not row.skipped:  # `count`, for every row
+        if row.each or not row.skipped:  # row.count > 0, written out: this is done for every row
             entry.offloaded = 0
             ran[row.id] = entry, row
         if row.skipped:

@@ -16,7 +16,7 @@ from protos.v1 import status_pb2 as status_pb
 from scheduler_service import insight
 from scheduler_service.leader import Leader
 from scheduler_service.outbox import GatewayOutbox
-from scheduler_service.pace import CANCEL, MESSAGE, MESSAGES, SUBMISSION, Pace, Turns
+from scheduler_service.pace import CANCEL, MESSAGE, MESSAGES, SUBMISSION, Questions, Turns
 from scheduler_service.store import StoreUnavailable
 
 Answer = TypeVar("Answer")
@@ -31,7 +31,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
     def __init__(self, leads: Callable[[], Leader]) -> None:
         """`leads` returns the leader, or raises NotServing if nobody leads in this process."""
         self._leads = leads
-        self._pace = Pace()
+        self._questions = Questions()
         self._turns = Turns(MESSAGES)  # what comes while a message waits for its turn goes out in it
         self._log = structlog.get_logger()
 
@@ -54,7 +54,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
                 lambda: _write(leader, outbox, self._turns, context),
                 lambda: _overflow(outbox),
                 leader.over.wait,
-                leader.apart.wait,
+                leader.links_ended.wait,
             )
         except RequestError as error:
             self._log.warning("gateway_cut_off", reason=error.message)
@@ -67,7 +67,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
         self, request: inference_pb.GetRequestRequest, context: Any
     ) -> inference_pb.GetRequestResponse:
         async def status(leader: Leader) -> inference_pb.GetRequestResponse:
-            async with self._pace.one():
+            async with self._questions.one():
                 live = await insight.live_status(leader, request.request_id)
             status = live or await insight.stored_status(leader, request.request_id)
             return inference_pb.GetRequestResponse(request=status)
@@ -78,7 +78,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
         self, request: inference_pb.ListRequestsRequest, context: Any
     ) -> inference_pb.ListRequestsResponse:
         async def page(leader: Leader) -> inference_pb.ListRequestsResponse:
-            async with self._pace.one():
+            async with self._questions.one():
                 return await insight.list_requests(leader, request)
 
         return await self._answer(context, page)
@@ -88,7 +88,7 @@ class GatewayLink(rpc.GatewayLinkServicer):
 
     async def Stats(self, request: inference_pb.StatsRequest, context: Any) -> status_pb.StatsResponse:  # noqa: N802
         async def stats(leader: Leader) -> status_pb.StatsResponse:
-            async with self._pace.one():
+            async with self._questions.one():
                 return await insight.stats(leader)
 
         return await self._answer(context, stats)

@@ -34,9 +34,9 @@ class WorkerLink(rpc.WorkerLinkServicer):
             hello = await self._hello(context)  # before any refusal: a worker whose write fails is not told the reason
             await asyncio.sleep(0)  # an older worker's has megabytes, and reading them has taken a turn
             leader = self._leads()
-            apart = leader.apart
+            links_ended = leader.links_ended
             session = await leader.attach(hello, partial(_tokenizer, hello.tokenizer_bytes, context))
-            session.sent_away = apart.is_set()  # while it attached: the store may have kept it waiting
+            session.sent_away = links_ended.is_set()  # while it attached: the store may have kept it waiting
         except RequestError as error:
             self._told_refused(error)
             await abort(context, error)
@@ -52,7 +52,7 @@ class WorkerLink(rpc.WorkerLinkServicer):
                 lambda: _write(leader, session, context),
                 session.closed.wait,
                 leader.over.wait,
-                apart.wait,
+                links_ended.wait,
             )
         except TimeoutError:
             log.warning("worker_silent", timeout_s=leader.settings.worker_timeout_s)

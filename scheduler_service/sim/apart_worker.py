@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from scheduler_service.core.core import Core
+from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.entry import Entry
-from scheduler_service.core.types import CostProfile, Round, Run
+from scheduler_service.core.events import Round
+from scheduler_service.core.types import Run
 from scheduler_service.sim.drafter import Apart, SimDrafter, Truth
 from scheduler_service.sim.ready_first import ReadyFirst
 from scheduler_service.sim.worker import SimFleet, SimWorker

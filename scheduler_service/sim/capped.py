@@ -4,8 +4,8 @@ to need alone goes first, as one that is overdue does (core/overtaking.py)."""
 import heapq
 from collections.abc import Sequence
 
+from scheduler_service.core.events import StepDone
 from scheduler_service.core.policies import Policy
-from scheduler_service.core.types import StepDone
 from scheduler_service.sim.plain import Plain
 from scheduler_service.sim.simulator import Trace
 from scheduler_service.sim.worker import SimFleet

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from scheduler_service.core.types import CostProfile
+from scheduler_service.core.costs import CostProfile
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from pathlib import Path
 from time import process_time
 
 from scheduler_service.core.core import Core
+from scheduler_service.core.events import Submitted
 from scheduler_service.core.policies import Policy, make_policy
-from scheduler_service.core.types import Ended, Submitted
+from scheduler_service.core.types import Ended
 from scheduler_service.sim.generate import Synthetic, generate
 from scheduler_service.sim.oracle import parts
 from scheduler_service.sim.results import percentile

@@ -16,11 +16,12 @@ from operator import itemgetter, sub
 
 from scheduler_service.core.core import Core
 from scheduler_service.core.entry import Entry
+from scheduler_service.core.events import Round
 from scheduler_service.core.lifecycle import Move, State
 from scheduler_service.core.placement import most_listed
 from scheduler_service.core.ranking import Key
 from scheduler_service.core.steps import finish
-from scheduler_service.core.types import Ended, Finish, Round
+from scheduler_service.core.types import Ended, Finish
 from scheduler_service.sim.accounts import Accounts, Shell
 from scheduler_service.sim.course import Course
 from scheduler_service.sim.foresight import Foresight

@@ -14,20 +14,9 @@ from typing import ClassVar
 
 from scheduler_service.core import placement
 from scheduler_service.core.core import Core
+from scheduler_service.core.events import CostChanged, Round, StepDone, Submitted
 from scheduler_service.core.policies import Policy
-from scheduler_service.core.types import (
-    UNBOUNDED,
-    Bounds,
-    CostChanged,
-    Ended,
-    QueueIsFull,
-    Record,
-    Round,
-    StepDone,
-    Submitted,
-    TooLarge,
-    counted_ids,
-)
+from scheduler_service.core.types import UNBOUNDED, Bounds, Ended, QueueIsFull, Record, TooLarge, counted_ids
 from scheduler_service.predictor.port import Predictor
 from scheduler_service.sim.apart_worker import ApartWorker
 from scheduler_service.sim.lean import Lean

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler_service.core.core import Core
+from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.draft import REFERENCE
 from scheduler_service.core.entry import Entry
-from scheduler_service.core.types import CostProfile, Finish, Plan, Round, Run, StepDone, WorkerUp
+from scheduler_service.core.events import Round, StepDone, WorkerUp
+from scheduler_service.core.types import Finish, Plan, Run
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.drafter import Apart
 from scheduler_service.sim.workload import Job

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import pytest
 
@@ -43,12 +44,20 @@ async def test_what_passes_is_whole_however_slowly() -> None:
 
 @pytest.mark.parametrize("direction", ["up", "down"])
 async def test_a_hole_swallows_until_it_is_over(direction: str) -> None:
+    holds = asyncio.Event()
+
+    class Change(asyncio.Event):
+        async def wait(self) -> Literal[True]:
+            holds.set()
+            return await super().wait()
+
     async with echo_behind_a_proxy() as (proxy, (reader, writer)):
+        proxy._change = Change()
         with proxy.troubled(Trouble(holds=frozenset({direction}))):
             writer.write(SECOND)
             answer = asyncio.ensure_future(reader.readexactly(len(SECOND)))
-            done, _ = await asyncio.wait([answer], timeout=0.05)
-            assert not done
+            await holds.wait()
+            assert not answer.done()
         assert await answer == SECOND
 
 

@@ -142,16 +142,21 @@ async def test_the_pause_has_an_end_and_who_is_told_to_try_again_finds_the_reque
 
 
 async def test_a_connection_in_time_ends_the_countdown() -> None:
-    async with stack(reconnect_timeout_s=1.5) as (scheduler, link, client):
+    scheduler = Scheduler()
+    await scheduler.start()
+    async with gateway(scheduler) as served, AsyncClient(served.grpc, max_retries=0) as client:
+        link = await scheduler.link()
+        await client.ready(WAIT_S)
         task, submit = await begin(client, link)
         link.cut.set()
         link = await scheduler.link()
         await link.next("follow")
-        code = grpc.StatusCode.UNAVAILABLE.value[0]
-        await link.send(refusals=[{"request_id": submit.request_id, "code": code, "retry_after_s": 2.0}])
-        await link.next("follow")  # 2 s later: the stream is alive, or this would be its cancel
+        countdown = served.link._give_up
+        assert countdown is not None
+        assert countdown.cancelled()
         await link.delta(submit, 0, [40], ending=ending())
         await finish(task)
+    await scheduler.stop()
 
 
 async def test_a_draining_gateway_stays_not_ready() -> None:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from gateway.app import running
 from gateway.config import Settings
-from gateway.http.access import Access, route
+from gateway.http.access import HttpAccess, route
 from gateway.http.app import make_app
 from gateway.keys import Right
 from gateway.tracing import incoming
@@ -220,7 +220,8 @@ async def test_over_http_the_header_is_continued() -> None:
         seen.append(incoming.get())
         return Response()
 
-    app = make_app([route("/x", handler, right=Right.GENERATE)], Access(None, 1, strangers=False), most_body_bytes=0)
+    access = HttpAccess(None, 1, strangers=False)
+    app = make_app([route("/x", handler, right=Right.GENERATE)], access, most_body_bytes=0)
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as client:
         await client.get("/x", headers={"traceparent": CALLER})

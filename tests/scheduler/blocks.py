@@ -4,7 +4,8 @@ blocks shared among all requests, and a request for which there is no block is s
 from random import Random
 
 from scheduler_service.core.core import Core
-from scheduler_service.core.types import Finish, Plan, Round, StepDone
+from scheduler_service.core.events import Round, StepDone
+from scheduler_service.core.types import Finish, Plan
 from tests.scheduler.builders import worker_up
 
 SIZE = 16  # tokens of a block

@@ -4,22 +4,10 @@ from dataclasses import dataclass, fields
 
 from scheduler_service.core.beliefs import SOME_LENGTH, Acceptance, Forecast, Length
 from scheduler_service.core.core import Core
+from scheduler_service.core.costs import CostProfile
+from scheduler_service.core.events import Held, Round, StepDone, Submitted, Tick, WorkerUp
 from scheduler_service.core.policies import make_policy
-from scheduler_service.core.types import (
-    CostProfile,
-    Effect,
-    Finish,
-    Held,
-    Record,
-    Request,
-    RequestClass,
-    Round,
-    StepDone,
-    Submitted,
-    Tick,
-    View,
-    WorkerUp,
-)
+from scheduler_service.core.types import Effect, Finish, Record, Request, RequestClass, View
 
 COST = CostProfile(draft_s=0.0, verify_s=1.0, verify_slope_s=0.0, prefill_token_s=0.0)
 

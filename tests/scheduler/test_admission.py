@@ -12,18 +12,10 @@ from protos.errors import QueueFull
 from protos.v1 import inference_pb2
 from scheduler_service.core import backlog
 from scheduler_service.core.backlog import BACKLOG
+from scheduler_service.core.events import Cancelled, Submitted
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.terms import Terms
-from scheduler_service.core.types import (
-    Bounds,
-    Cancelled,
-    QueueIsFull,
-    RequestClass,
-    Submitted,
-    TooLarge,
-    TooLate,
-    Unseen,
-)
+from scheduler_service.core.types import Bounds, QueueIsFull, RequestClass, TooLarge, TooLate, Unseen
 from scheduler_service.retries import MAX_AFTER_S, Retries
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate

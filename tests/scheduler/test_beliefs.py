@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.beliefs import LONG, MAX_WINDOW, Acceptance, FleetAcceptance, FleetLength, Forecast, Length
-from scheduler_service.core.types import Changed, Submitted
+from scheduler_service.core.events import Submitted
+from scheduler_service.core.types import Changed
 from tests.scheduler.builders import core, request
 
 

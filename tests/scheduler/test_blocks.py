@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from scheduler_service.core.types import Submitted
+from scheduler_service.core.events import Submitted
 from tests.scheduler.blocks import SIZE, BlockWorker
 from tests.scheduler.builders import RequestClass, core, request
 

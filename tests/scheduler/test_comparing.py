@@ -13,8 +13,8 @@ from protos.v1 import types_pb2
 from scheduler_service import comparing
 from scheduler_service.comparing import LEAST, Comparing
 from scheduler_service.config import Settings
+from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import CostProfile
 from scheduler_service.history import KEPT_S, MOST_REQUESTS, MOST_TOKENS, History
 from scheduler_service.insight import compare_policies
 from scheduler_service.leader import Leader
@@ -67,10 +67,10 @@ async def made(compared: Comparing) -> None:
 
 
 @asynccontextmanager
-async def running(compared: Comparing) -> AsyncIterator[None]:
+async def running(compared: Comparing) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(compared.run())
     try:
-        yield
+        yield task
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -209,6 +209,20 @@ async def test_a_simulation_that_fails_is_told_and_tried_again_later(command: li
         clock.now += comparing.KEPT_S
         compared.ask()
         assert compared.computing
+
+
+async def test_a_mistake_in_a_comparison_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, history, _ = comparison(Clock())
+    fill(history, LEAST)
+
+    def mistaken(*_: object) -> bytes:
+        raise IndexError("a mistake")
+
+    monkeypatch.setattr(comparing, "_question", mistaken)
+    async with running(compared) as task:
+        compared.ask()
+        await made(compared)
+        assert (compared.problem, compared.newest, task.done()) == ("internal error", None, False)
 
 
 async def test_a_simulation_that_hangs_is_ended() -> None:

@@ -4,20 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler_service.core.events import Cancelled, StepDone, Submitted, Tick
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.outlook import position, waits_s
 from scheduler_service.core.types import (
     AlreadySubmitted,
     Bounds,
-    Cancelled,
     Effect,
     Ended,
     Finish,
     QueueIsFull,
     RequestClass,
-    StepDone,
-    Submitted,
-    Tick,
     counted_ids,
 )
 from tests.scheduler.builders import FakeWorker, core, records, request, worker_up

@@ -6,14 +6,9 @@ import pytest
 
 from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.entry import WORTH
+from scheduler_service.core.events import Round, StepDone, Submitted
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import (
-    Plan,
-    RequestClass,
-    Round,
-    StepDone,
-    Submitted,
-)
+from scheduler_service.core.types import Plan, RequestClass
 from tests.scheduler.builders import COST, FakeWorker, core, request, worker_up
 
 

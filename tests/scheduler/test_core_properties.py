@@ -7,21 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.core import Core
+from scheduler_service.core.events import Cancelled, StepDone, Submitted, WorkerDown
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.load import Sum
 from scheduler_service.core.placement import claimable
-from scheduler_service.core.types import (
-    Cancelled,
-    Effect,
-    Ended,
-    Plan,
-    Record,
-    RequestClass,
-    StepDone,
-    Submitted,
-    WentOn,
-    WorkerDown,
-)
+from scheduler_service.core.types import Effect, Ended, Plan, Record, RequestClass, WentOn
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
 from tests.simulator.builders import NAMES
 

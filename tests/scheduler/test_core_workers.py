@@ -3,15 +3,8 @@
 from dataclasses import replace
 
 from scheduler_service.core.core import Core
+from scheduler_service.core.events import Cancelled, Held, Round, StepDone, Submitted, WorkerDown
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import (
-    Cancelled,
-    Held,
-    Round,
-    StepDone,
-    Submitted,
-    WorkerDown,
-)
 from tests.scheduler.builders import COST, FakeWorker, core, records, request, worker_up
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from scheduler_service.core.events import CostChanged, Submitted
 from scheduler_service.core.outlook import remaining_s, waits_s
-from scheduler_service.core.types import CostChanged, Submitted
 from tests.scheduler.builders import COST, FakeWorker, core, records, request
 from tests.simulator.builders import NAMES
 

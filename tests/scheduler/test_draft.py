@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_service.core.core import Core
+from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.draft import INERTIA, LONGEST, PROBE_ROUNDS, draft_lengths
+from scheduler_service.core.events import Round, StepDone, Submitted, WorkerUp
 from scheduler_service.core.policies import make_policy
-from scheduler_service.core.types import CostProfile, Round, StepDone, Submitted, WorkerUp
 from tests.scheduler.builders import request
 
 CHEAP = CostProfile(draft_s=0.001, verify_s=1.0, verify_slope_s=0.0)

@@ -2,9 +2,9 @@
 
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2
+from scheduler_service.core.events import Draining
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.placement import hungriest, idle_beside_work
-from scheduler_service.core.types import Draining
 from scheduler_service.links.workers import WorkerLink
 from scheduler_service.store import MemoryStore
 from tests.scheduler.builders import FakeWorker, core

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.beliefs import Acceptance
 from scheduler_service.core.core import Core
+from scheduler_service.core.costs import CostProfile
 from scheduler_service.core.draft import INERTIA, draft_lengths, expected_tokens
+from scheduler_service.core.events import CostChanged, Round, StepDone, Submitted, WorkerUp
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.terms import EVERYBODY_ELSE, Terms
-from scheduler_service.core.types import CostChanged, CostProfile, Finish, Plan, Round, StepDone, Submitted, WorkerUp
+from scheduler_service.core.types import Finish, Plan
 from tests.scheduler.builders import Seen, request
 
 COST = CostProfile(draft_s=0.01, verify_s=0.1, verify_slope_s=0.0, prefill_token_s=0.0)

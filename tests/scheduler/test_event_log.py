@@ -12,9 +12,9 @@ import pytest
 from protos.link.v1 import gateway_link_pb2 as pb
 from scheduler_service.config import Settings
 from scheduler_service.core.core import Core
+from scheduler_service.core.events import Cancelled
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import make_policy
-from scheduler_service.core.types import Cancelled
 from scheduler_service.event_log import MOST_WAITING, EventLog, replay
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore, StoreUnavailable, Write

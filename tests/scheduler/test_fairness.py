@@ -1,5 +1,6 @@
 """Tenants: shares by weight, nothing saved up, bounds on what waits; and with one tenant no difference at all."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,11 +11,12 @@ import pytest
 
 from scheduler_service.core import fair_ranking, fairness, front
 from scheduler_service.core.classes import LEAST, ClassAccount
+from scheduler_service.core.events import Cancelled, Submitted
 from scheduler_service.core.fair_ranking import FairRanking
 from scheduler_service.core.fairness import GRAIN_S, Flow, Tenants
 from scheduler_service.core.ranking import Changes, Key
 from scheduler_service.core.terms import Terms
-from scheduler_service.core.types import Cancelled, QueueIsFull, RequestClass, Submitted, TooLarge
+from scheduler_service.core.types import QueueIsFull, RequestClass, TooLarge
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.store import MemoryStore
 from scheduler_service.tenants import read_terms
@@ -338,6 +340,20 @@ def test_terms_are_read_by_line(tmp_path: Path) -> None:
         "*": Terms(max_requests=100, local_drafts=True),
         "open": Terms(),
     }
+
+
+def test_any_character_may_be_in_a_comment(tmp_path: Path) -> None:
+    """Also those at which Python's splitlines ends a line."""
+    file = tmp_path / "tenants"
+    file.write_bytes("a weight=2 # a\x85b\u2028c\x0cd\r\n* requests=1\r\n".encode())
+    assert read_terms(file) == {"a": Terms(2), "*": Terms(max_requests=1)}
+
+
+def test_a_file_of_other_bytes_than_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "tenants"
+    file.write_bytes(b"a weight=2 # \xff\n")
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: is not UTF-8"):
+        read_terms(file)
 
 
 @pytest.mark.parametrize(

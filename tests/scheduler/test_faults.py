@@ -19,7 +19,7 @@ import structlog
 
 from gateway.feed import Feed
 from gateway.stream_states import Event
-from scheduler_service.core.types import Cancelled
+from scheduler_service.core.events import Cancelled
 from scheduler_service.ledger import Ledger
 from scheduler_service.persister import Persister
 from scheduler_service.recovery import Recovery

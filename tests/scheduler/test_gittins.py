@@ -7,10 +7,11 @@ from random import Random
 import pytest
 
 from scheduler_service.core.beliefs import Acceptance, Expected, FleetLength, Length, Trust
+from scheduler_service.core.events import Submitted
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.policies.gittins import rank
 from scheduler_service.core.refit import AT_ONCE
-from scheduler_service.core.types import Submitted, View
+from scheduler_service.core.types import View
 from tests.scheduler.builders import FakeWorker, core, request
 from tests.scheduler.test_policies import view
 

@@ -11,21 +11,12 @@ from hypothesis import strategies as st
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2
 from scheduler_service.core.core import Core
+from scheduler_service.core.costs import CostProfile
+from scheduler_service.core.events import Held, Obeyed, StepDone, Submitted, WorkerDown
 from scheduler_service.core.isolation import PROBATION_ROUNDS
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.placement import GROUPS, idle_beside_work
-from scheduler_service.core.types import (
-    Changed,
-    CostProfile,
-    Effect,
-    Ended,
-    Held,
-    Obeyed,
-    Plan,
-    StepDone,
-    Submitted,
-    WorkerDown,
-)
+from scheduler_service.core.types import Changed, Effect, Ended, Plan
 from scheduler_service.store import MemoryStore
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler

@@ -19,16 +19,18 @@ from protos.v1 import types_pb2 as types_pb
 from scheduler_service import learned
 from scheduler_service.core.beliefs import Acceptance
 from scheduler_service.core.core import Core
+from scheduler_service.core.events import Round, StepDone, Submitted
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.probed import FleetProbe
-from scheduler_service.core.types import Ended, Finish, Record, Round, StepDone, Submitted
+from scheduler_service.core.types import Ended, Finish, Record
 from scheduler_service.event_log import replay
+from scheduler_service.learned import Learned
 from scheduler_service.learning import Learning
 from scheduler_service.predictor import PredictorKind
 from scheduler_service.predictor.fit import fit
 from scheduler_service.predictor.model import Model
-from scheduler_service.predictor.online import LEAST_NEW
+from scheduler_service.predictor.online import LEAST_NEW, OnlinePredictor
 from scheduler_service.predictor.window import Snapshot, Window, pack, unpack
 from scheduler_service.store import MemoryStore, RedisStore, Store
 from scheduler_service.trainer import Trainer
@@ -297,6 +299,34 @@ async def test_a_training_process_that_crashes_costs_one_refit() -> None:
         finish(learning)
         await warm(learning)
     assert median(learning, SHORT) < median(learning, LONG)
+
+
+async def test_a_mistake_in_learning_ends_no_leadership(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one where a model is put to use nor one where it is saved."""
+    monkeypatch.setattr("scheduler_service.learning.SAVE_EVERY_S", 0.0)
+    mistakes: list[str] = []
+    trainer = GatedTrainer()
+    trainer.gate.set()
+    learning = new(MemoryStore(), trainer)
+    with monkeypatch.context() as mistaken:
+        for owner, name in ((OnlinePredictor, "installing"), (Learned, "encode")):
+
+            def raises(*_: object, name: str = name) -> None:
+                mistakes.append(name)
+                raise IndexError("a mistake")
+
+            mistaken.setattr(owner, name, raises)
+        async with running(learning):
+            finish(learning)
+
+            async def both() -> bool:
+                return {"installing", "encode"} <= set(mistakes)
+
+            await until(both)
+            await learning.close()
+            mistaken.undo()
+            finish(learning)
+            await warm(learning)
 
 
 async def test_live_a_short_kind_is_expected_to_be_shorter(redis_url: str, namespace: str) -> None:

@@ -340,7 +340,7 @@ async def test_one_of_a_pair_that_the_store_does_not_answer_sends_everybody_to_t
     store: Switch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cannot hear that the other one leads. No request is blamed, and where nobody else leads all come back."""
-    monkeypatch.setattr(leader_module, "APART_S", 0.2)
+    monkeypatch.setattr(leader_module, "CUT_OFF_S", 0.2)
     async with scheduler(store, standby=True) as (leader, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
         await gateway.until(lambda: gateway.serving.ready)
@@ -367,7 +367,7 @@ async def test_a_worker_that_attaches_while_all_are_sent_away_has_not_crashed(
     attach = leader.attach
 
     async def slowly(*args: Any) -> WorkerSession:
-        leader._send_away(leader_module.APART_S)
+        leader._send_away(leader_module.CUT_OFF_S)
         return await attach(*args)
 
     monkeypatch.setattr(leader, "attach", slowly)
@@ -382,7 +382,7 @@ async def test_the_longer_a_store_is_away_the_more_seldom_links_are_ended(store:
     async with scheduler(store) as (leader, _):
 
         def ends_links(silent_s: float) -> bool:
-            before = leader.apart
+            before = leader.links_ended
             leader._send_away(silent_s)
             return before.is_set()
 

@@ -17,7 +17,7 @@ from scheduler_service.config import Settings
 from scheduler_service.leader import ENDED_AT_ONCE, Leader
 from scheduler_service.links.gateways import GatewayLink
 from scheduler_service.outbox import GatewayOutbox, Outboxes
-from scheduler_service.pace import MAX_WAITING, MESSAGES, UNITS, Lane, Pace, Turns
+from scheduler_service.pace import MAX_WAITING, MESSAGES, UNITS, Lane, Questions, Turns
 from scheduler_service.session import Sessions, WorkerSession
 from scheduler_service.store import MemoryStore, Stored, StoreUnavailable
 from tests.scheduler.builders import FakeWorker
@@ -44,11 +44,11 @@ async def test_stats_let_others_run_while_they_count(monkeypatch: pytest.MonkeyP
 
 
 async def test_those_who_ask_come_one_at_a_time_and_not_too_many() -> None:
-    pace, inside, most = Pace(), 0, 0
+    questions, inside, most = Questions(), 0, 0
 
     async def ask() -> None:
         nonlocal inside, most
-        async with pace.one():
+        async with questions.one():
             inside += 1
             most = max(most, inside)
             await asyncio.sleep(0)

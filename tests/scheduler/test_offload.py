@@ -4,8 +4,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from scheduler_service.core.core import Core
+from scheduler_service.core.events import Held, StepDone, Submitted, WorkerDown
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import Held, RequestClass, StepDone, Submitted, WorkerDown
+from scheduler_service.core.types import RequestClass
 from tests.scheduler.builders import COST, FakeWorker, core, request, worker_up
 
 DEAR_PREFILL = replace(COST, prefill_token_s=1.0, offload_block_s=0.01)

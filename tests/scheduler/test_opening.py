@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from scheduler_service.core.beliefs import Length
+from scheduler_service.core.events import Draining, Submitted
 from scheduler_service.core.policies import make_policy
 from scheduler_service.core.policies.opening import opening_tokens
-from scheduler_service.core.types import Draining, Submitted
 from tests.scheduler.builders import core, request, worker_up
 from tests.scheduler.test_policies import view
 from tests.simulator.builders import ends, job, run

@@ -9,8 +9,8 @@ from protos.bounds import MOST_LISTED
 from protos.errors import BadInput
 from protos.v1.inference_pb2 import ListRequestsRequest
 from scheduler_service.config import Settings
+from scheduler_service.core.events import Cancelled
 from scheduler_service.core.outlook import in_order, remaining_s, waits_behind_s, waits_s
-from scheduler_service.core.types import Cancelled
 from scheduler_service.insight import list_requests
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler_service.core.events import Event, StepDone, Submitted
 from scheduler_service.core.overtaking import Overtaking
 from scheduler_service.core.policies import make_policy
-from scheduler_service.core.types import Event, Request, RequestClass, StepDone, Submitted
+from scheduler_service.core.types import Request, RequestClass
 from scheduler_service.sim.plain import Plain
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job

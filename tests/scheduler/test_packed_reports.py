@@ -16,7 +16,8 @@ from protos.link.v1 import worker_link_pb2 as pb
 from protos.v1 import types_pb2
 from scheduler_service import reports
 from scheduler_service.core.core import Core
-from scheduler_service.core.types import Plan, Round, StepDone, Submitted
+from scheduler_service.core.events import Round, StepDone, Submitted
+from scheduler_service.core.types import Plan
 from scheduler_service.leader import Leader
 from scheduler_service.store import Store
 from scheduler_service.store.rounds import decode
@@ -203,7 +204,7 @@ async def patient(store: Store) -> AsyncIterator[Live]:
     async with scheduler(store, policy="fcfs", report_within_ms=50, max_lag=8) as (leader, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
         await gateway.until(lambda: gateway.serving.ready)
-        leader.sessions["w"].apart_s = 1e6
+        leader.sessions["w"].report_within_s = 1e6
         for number, id in enumerate("abc", 1):
             await gateway.submit(id)
             await worker.until(*"ab"[:number])
@@ -237,7 +238,7 @@ async def test_reports_of_rounds_that_go_on_share_a_command(store: Switch) -> No
 
 async def test_a_command_that_can_wait_is_sent_in_time(store: Switch) -> None:
     async with patient(store) as (leader, worker, _):
-        leader.sessions["w"].apart_s = 0.001
+        leader.sessions["w"].report_within_s = 0.001
         await go_on(worker, 1)
         assert (await worker.next_command()).seen_step == 1
 

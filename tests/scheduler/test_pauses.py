@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
+from scheduler_service.core.events import Cancelled
 from scheduler_service.core.policies import make_policy
-from scheduler_service.core.types import Cancelled
 from scheduler_service.sim.simulator import Trace
 from scheduler_service.sim.workload import Job
 from tests.scheduler.builders import FakeWorker, core, records

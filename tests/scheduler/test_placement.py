@@ -2,8 +2,9 @@
 
 import pytest
 
+from scheduler_service.core.events import Held, StepDone, Submitted
 from scheduler_service.core.placement import SPARES, called_for, claimable, idle_beside_work
-from scheduler_service.core.types import Held, RequestClass, StepDone, Submitted
+from scheduler_service.core.types import RequestClass
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
 
 

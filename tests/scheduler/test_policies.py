@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.beliefs import Acceptance, Length
 from scheduler_service.core.entry import Entry
+from scheduler_service.core.events import Submitted
 from scheduler_service.core.known import Known
 from scheduler_service.core.policies import Claim, Las, Policy, make_policy, policy_name
-from scheduler_service.core.types import Submitted, View
+from scheduler_service.core.types import View
 from tests.scheduler.builders import Seen, core, request
 
 Drawn = tuple[int, int, int]  # of a round: new, drafted, accepted

@@ -13,8 +13,9 @@ from protos.link.v1 import worker_link_pb2 as pb
 from scheduler_service import reports
 from scheduler_service.core.beliefs import FleetAcceptance, FleetLength, Length
 from scheduler_service.core.core import Core
+from scheduler_service.core.events import Round, StepDone, Submitted
 from scheduler_service.core.probed import BINS, MOST_KEPT, FleetProbe, Kept, Reading, former, reading
-from scheduler_service.core.types import Finish, Plan, Round, StepDone, Submitted
+from scheduler_service.core.types import Finish, Plan
 from scheduler_service.event_log import EventLog, replay
 from scheduler_service.learned import Learned, decode
 from tests.scheduler.builders import core, request, worker_up

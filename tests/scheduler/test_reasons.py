@@ -2,8 +2,10 @@
 
 import pytest
 
+from scheduler_service.core.costs import CostProfile
+from scheduler_service.core.events import Submitted
 from scheduler_service.core.reasons import NAMED, Reason, why
-from scheduler_service.core.types import CostProfile, RequestClass, Submitted
+from scheduler_service.core.types import RequestClass
 from tests.scheduler.builders import FakeWorker, core, request
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from scheduler_service.core.beliefs import Acceptance, FleetAcceptance, FleetLength
+from scheduler_service.core.costs import CostProfile
+from scheduler_service.core.events import Submitted
 from scheduler_service.core.refit import AT_ONCE, Refit
-from scheduler_service.core.types import CostProfile, Submitted
 from tests.scheduler.builders import core, records, request, worker_up
 
 

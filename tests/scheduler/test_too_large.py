@@ -1,8 +1,9 @@
 """A fleet comes back smaller than it was: what no worker can hold any more holds up nobody, and ends."""
 
 from scheduler_service.core.core import SETTLED_S, Core
+from scheduler_service.core.events import Draining, Submitted, Tick, WorkerDown
 from scheduler_service.core.lifecycle import State
-from scheduler_service.core.types import Draining, Effect, Ended, Submitted, Tick, WorkerDown
+from scheduler_service.core.types import Effect, Ended
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
 
 SMALL = ["a", "b", "c", "d"]

@@ -9,8 +9,9 @@ import pytest
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1.types_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_DEADLINE, FINISH_REASON_LENGTH
 from scheduler_service.core.core import Core
+from scheduler_service.core.events import Submitted
 from scheduler_service.core.policies import make_policy
-from scheduler_service.core.types import RequestClass, Submitted
+from scheduler_service.core.types import RequestClass
 from scheduler_service.event_log import replay
 from scheduler_service.predictor import PredictorKind, make_predictor
 from scheduler_service.predictor.features import of_prompt

@@ -16,7 +16,8 @@ from protos.link.v1 import common_pb2 as common_pb
 from protos.link.v1 import gateway_link_pb2 as gateway_pb
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from scheduler_service.config import Settings
-from scheduler_service.core.types import Event, Plan, StepDone, Tick
+from scheduler_service.core.events import Event, StepDone, Tick
+from scheduler_service.core.types import Plan
 from scheduler_service.leader import Leader
 from scheduler_service.links.gateways import GatewayLink
 from scheduler_service.links.workers import WorkerLink

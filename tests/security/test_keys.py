@@ -195,6 +195,17 @@ def test_a_revoked_key_is_nobodys_and_all_else_in_the_file_stays_as_it_was(file:
         keys.caller(f"Bearer {gone}")
 
 
+def test_any_character_may_be_in_a_comment(file: Path) -> None:
+    """Also those at which Python's splitlines ends a line, and in a file whose lines end by carriage returns."""
+    (gone, gone_line), (kept, kept_line) = new_key("acme", [Right.GENERATE]), new_key("acme", [Right.GENERATE])
+    comment = "# a\x85b\u2028c\x0cd"
+    file.write_bytes(f"{gone_line} {comment}\r{kept_line} {comment}\r".encode())
+    assert Keys(file).caller(f"Bearer {gone}").tenant == "acme"
+    assert run("revoke", gone, "--file", file)[0] == 0
+    assert Keys(file).caller(f"Bearer {kept}").tenant == "acme"
+    assert file.read_bytes() == f"{kept_line} {comment}\r".encode()
+
+
 def test_a_key_is_revoked_in_the_file_that_a_link_leads_to(file: Path, tmp_path: Path) -> None:
     key, line = new_key("acme", [Right.GENERATE])
     write(file, line)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.beliefs import Expected, Length
-from scheduler_service.core.types import Bounds, Event, Plan, RequestClass, StepDone
+from scheduler_service.core.events import Event, StepDone
+from scheduler_service.core.types import Bounds, Plan, RequestClass
 from scheduler_service.predictor.online import OnlinePredictor
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.generate import Synthetic, generate

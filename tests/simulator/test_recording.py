@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.core.beliefs import Expected, Length
-from scheduler_service.core.types import CostProfile, Plan, Request, Round, Run, StepDone, Submitted, WorkerUp
+from scheduler_service.core.costs import CostProfile
+from scheduler_service.core.events import Round, StepDone, Submitted, WorkerUp
+from scheduler_service.core.types import Plan, Request, Run
 from scheduler_service.event_log import EventLog
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.recording import Recording, Seen, Shape, explained_lengths, fitted, read_events

@@ -133,6 +133,41 @@ async def test_deaths_after_it_came_up_are_no_reason_to_give_up(monkeypatch: pyt
         await until(lambda: lines.count(b"up\n") > supervise.MAX_EARLY_DEATHS)
 
 
+async def test_a_child_that_has_run_is_started_again_however_often_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory, or no room for a process: most likely just after a worker was killed for its memory."""
+    monkeypatch.setattr(supervise, "FIRST_BACKOFF_S", 0.0)
+    more = supervise.MAX_EARLY_DEATHS + 1
+    pipes, failures = os.pipe, [OSError(errno.EMFILE, "Too many open files")] * more
+
+    def pipe() -> tuple[int, int]:
+        if failures:
+            raise failures.pop()
+        return pipes()
+
+    child, lines = child_of(SLEEPS)
+    async with kept(child):
+        await until(lambda: lines.count(b"up\n") == 1)
+        assert child.pid is not None
+        with monkeypatch.context() as full:
+            full.setattr(os, "pipe", pipe)
+            os.kill(child.pid, signal.SIGKILL)
+            await until(lambda: lines.count(b"up\n") == 2)
+    assert len([line for line in lines if b'"child_not_started"' in line and b"Too many open files" in line]) == more
+
+
+async def test_a_child_that_cannot_be_started_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "FIRST_BACKOFF_S", 0.0)
+
+    async def no_process(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_process)
+    child, lines = child_of(SLEEPS)
+    with pytest.raises(GaveUp, match=r"small could not be started: .*temporarily unavailable"):
+        await child.keep_running()
+    assert (len(lines), child.gone) == (supervise.MAX_EARLY_DEATHS, True)
+
+
 async def test_a_child_that_refuses_its_flags_is_not_tried_again() -> None:
     child, lines = child_of("print('bad flag'); raise SystemExit(2)")
     with pytest.raises(GaveUp, match="exit code 2"):

@@ -1,5 +1,6 @@
 """`laps-sd up` before anything is started: flags, ports, data, and that the services understand what they are told."""
 
+import asyncio
 import json
 import socket
 import sys
@@ -16,12 +17,14 @@ from gateway.config import Settings as GatewaySettings
 from laps_sd import targets
 from laps_sd.apart import check_tokens, pointed
 from laps_sd.cli import app
+from laps_sd.client import AsyncClient, NotServing
 from laps_sd.options import Options
 from laps_sd.ports import StackError, claim_ports
 from laps_sd.redis_server import own_redis
 from laps_sd.stack import Stack, drafter_command, gateway_command, scheduler_command, to_stderr, worker_command
 from laps_sd.supervise import Command
 from scheduler_service.config import Settings as SchedulerSettings
+from tests.waiting import WAIT_S
 from worker_service.config import Settings as WorkerSettings
 from worker_service.drafting.config import Settings as DrafterSettings
 
@@ -84,7 +87,20 @@ def test_a_stack_without_certificates_is_asked_in_plaintext_whatever_other_serve
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LAPS_SD_CA", "/nosuch")
-    Stack([], "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", None, to_stderr).client()
+    made = Stack([], "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", None, to_stderr).client()
+    assert made._server.tls is False
+
+
+async def test_where_waiting_is_of_no_use_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a certificate that nobody vouches for: the client itself asks again where that may help."""
+
+    async def not_ready(*_: object) -> None:
+        raise NotServing("nobody vouches for its certificate")
+
+    monkeypatch.setattr(AsyncClient, "ready", not_ready)
+    stack = Stack([], "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", None, to_stderr)
+    with pytest.raises(NotServing, match="vouches"):
+        await asyncio.wait_for(stack.ready(), WAIT_S)
 
 
 def test_an_empty_variable_is_none_and_an_empty_flag_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from worker_service.bench.race import Answer, Batch, Rounds
 from worker_service.bench.stages import SlowLinks, measure, point
 from worker_service.engine.stages import Call
 from worker_service.model_files import ModelError
-from worker_service.ring import Link
+from worker_service.ring import StageLink
 
 OPTIONS = Namespace(batch=[2], link_delay_ms=[0.0, 5.0], draft_len=None, tokens=16, stages=3)
 
@@ -31,9 +31,9 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_pass_waits_for_every_link_of_the_ring_and_other_calls_for_none(slept: list[float]) -> None:
     ends = [socket.socketpair() for _ in range(2)]
-    links = SlowLinks([Link(_tcp(), f"stage {number}") for number in (1, 2)])
+    links = SlowLinks([StageLink(_tcp(), f"stage {number}") for number in (1, 2)])
     links._links[-1]._socket = ends[-1][0]
-    other = Link(_tcp(), "stage 0")
+    other = StageLink(_tcp(), "stage 0")
     other._socket = ends[-1][1]
     links.link_s = 0.02
     for name in ("compute", "new_pool"):

@@ -1,5 +1,7 @@
 """The link to a drafter, and its settings: whose certificates count, and what a wrong setting is told."""
 
+import errno
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -99,6 +101,32 @@ def test_a_drafter_elsewhere_that_is_no_address_is_refused_in_a_sentence(drafter
     with pytest.raises(ValidationError, match="is not HOST:PORT"):
         Settings(model="m", drafter=drafter)
     assert Settings(model="m", drafter="remote:a:1,b:2").drafter_names == ["drafter"]
+
+
+def no_sockets(monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr("socket.socketpair", fails)
+
+
+def test_a_drafter_elsewhere_is_refused_where_the_system_has_no_sockets_of_packets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As macOS."""
+    no_sockets(monkeypatch, errno.EPROTONOSUPPORT)
+    with pytest.raises(ValidationError, match="drafter in another process needs sockets of packets"):
+        Settings(model="m", drafter="remote:a:1")
+    assert Settings(model="m", drafter="ngram").drafter == "ngram"
+
+
+def test_without_descriptors_there_are_no_drafts_for_a_while(monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+    link = post(stack, [stack.enter_context(serving(Script()))], [], Tls())
+    monkeypatch.setattr(draft_post, "RESTART_S", 0.0)
+    with monkeypatch.context() as full:
+        no_sockets(full, errno.EMFILE)
+        assert link.receive(0.0) == []
+    assert welcomed(link)
 
 
 def test_an_honest_drafter_that_makes_all_the_guesses_it_may_is_heard() -> None:

@@ -19,28 +19,28 @@ from worker_service.engine.stages import Call
 from worker_service.engine.types import Place
 from worker_service.model_files import ModelError, TooLittleMemoryError
 from worker_service.rendezvous import PROTOCOL, gather, join, listen
-from worker_service.ring import MOST_HELLO, Link, StrangerError
+from worker_service.ring import MOST_HELLO, StageLink, StrangerError
 
 WAIT_S = 60.0
 ABOUT = {"model": "m", "dtype": "float32"}
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Link, socket.socket]]:
+def pair() -> Iterator[tuple[StageLink, socket.socket]]:
     """A link, and what is at its other end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         other = socket.create_connection(server.getsockname())
-        link = Link(server.accept()[0], "stage 1")
+        link = StageLink(server.accept()[0], "stage 1")
     with other:
         yield link, other
         link.close()
 
 
-def test_what_is_sent_comes_whole(pair: tuple[Link, socket.socket]) -> None:
+def test_what_is_sent_comes_whole(pair: tuple[StageLink, socket.socket]) -> None:
     link, other = pair
     body = bytes(range(256)) * 40_000
     with ThreadPoolExecutor() as pool:
-        sending = pool.submit(Link(other, "stage 0").send, Call("compute", ([1, 2], {"a": None}), body))
+        sending = pool.submit(StageLink(other, "stage 0").send, Call("compute", ([1, 2], {"a": None}), body))
         found = link.receive(WAIT_S)
         sending.result(WAIT_S)
     assert (found.name, found.arguments, bytes(found.body)) == ("compute", [[1, 2], {"a": None}], body)
@@ -59,7 +59,7 @@ def test_what_is_sent_comes_whole(pair: tuple[Link, socket.socket]) -> None:
         struct.pack("!4sII", b"LSDs", 1 << 16, 0) + b"[" * (1 << 16),  # deeper than any parser goes
     ],
 )
-def test_what_is_no_message_is_told_from_a_lost_connection(pair: tuple[Link, socket.socket], said: bytes) -> None:
+def test_what_is_no_message_is_told_from_a_lost_connection(pair: tuple[StageLink, socket.socket], said: bytes) -> None:
     link, other = pair
     other.sendall(said)
     with pytest.raises(StrangerError, match="what is no message between stages"):
@@ -67,7 +67,7 @@ def test_what_is_no_message_is_told_from_a_lost_connection(pair: tuple[Link, soc
 
 
 @pytest.mark.parametrize("said", [b"", b"LS", struct.pack("!4sII", b"LSDs", 40, 0) + b"[1"])
-def test_a_connection_that_ends_is_a_lost_stage(pair: tuple[Link, socket.socket], said: bytes) -> None:
+def test_a_connection_that_ends_is_a_lost_stage(pair: tuple[StageLink, socket.socket], said: bytes) -> None:
     link, other = pair
     other.sendall(said)
     other.close()
@@ -78,7 +78,7 @@ def test_a_connection_that_ends_is_a_lost_stage(pair: tuple[Link, socket.socket]
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such bound")
 def test_a_machine_that_is_gone_is_noticed_as_soon_while_something_is_under_way_to_it(
-    pair: tuple[Link, socket.socket],
+    pair: tuple[StageLink, socket.socket],
 ) -> None:
     names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
     idle, interval, count, unacknowledged = (
@@ -87,12 +87,12 @@ def test_a_machine_that_is_gone_is_noticed_as_soon_while_something_is_under_way_
     assert unacknowledged == 1000 * (idle + interval * count) == 30_000
 
 
-def test_who_says_nothing_is_given_up(pair: tuple[Link, socket.socket]) -> None:
+def test_who_says_nothing_is_given_up(pair: tuple[StageLink, socket.socket]) -> None:
     with pytest.raises(ParallelError, match="stage 1 is gone: timed out"):
         pair[0].receive(0.01)
 
 
-def test_who_says_a_byte_now_and_then_is_given_up(pair: tuple[Link, socket.socket]) -> None:
+def test_who_says_a_byte_now_and_then_is_given_up(pair: tuple[StageLink, socket.socket]) -> None:
     link, other = pair
     done = Event()
 
@@ -115,7 +115,7 @@ def test_who_says_a_byte_now_and_then_is_given_up(pair: tuple[Link, socket.socke
 def test_a_hello_with_an_impossible_port_is_refused() -> None:
     server = listen("127.0.0.1:0", 8)
     address = f"127.0.0.1:{server.getsockname()[1]}"
-    liar = Link(socket.create_connection(server.getsockname()), "stage 0")
+    liar = StageLink(socket.create_connection(server.getsockname()), "stage 0")
     liar.send(Call("hello", (PROTOCOL, 1, 2, ABOUT, 1 << 20)))
     with ThreadPoolExecutor() as pool:
         gathering = pool.submit(gather, Place(0, 2), server, ABOUT, within_s=WAIT_S)
@@ -131,7 +131,7 @@ def test_an_answer_to_hello_that_is_neither_welcome_nor_refused_is_a_sentence() 
     address = f"127.0.0.1:{server.getsockname()[1]}"
     with server, ThreadPoolExecutor() as pool:
         joining = pool.submit(join, Place(1, 2), address, ABOUT)
-        other = Link(server.accept()[0], "stage 1")
+        other = StageLink(server.accept()[0], "stage 1")
         other.send(Call("compute", (1, 2, 3)))
         with pytest.raises(ModelError, match="what answers there is no stage of LAPS-SD"):
             joining.result(WAIT_S)
@@ -154,7 +154,7 @@ def test_messages_go_round_in_order_and_strangers_hold_nobody_up(monkeypatch: py
     def found_by_a_stranger(address: str, backlog: int) -> socket.socket:
         """Where a stage waits for the one before it."""
         server = listen(address, backlog)
-        stranger = Link(socket.create_connection(server.getsockname()), "stage 2")
+        stranger = StageLink(socket.create_connection(server.getsockname()), "stage 2")
         stranger.send(Call("here", ("\ud800",)))  # half a character
         stranger.close()
         return server
@@ -270,7 +270,7 @@ def test_a_name_that_the_first_stage_does_not_have_yet_may_come(monkeypatch: pyt
 def test_a_second_stage_of_a_number_is_refused_and_one_that_died_makes_room() -> None:
     server = listen("127.0.0.1:0", 8)
     address = f"127.0.0.1:{server.getsockname()[1]}"
-    dead = Link(socket.create_connection(server.getsockname()), "stage 0")
+    dead = StageLink(socket.create_connection(server.getsockname()), "stage 0")
     dead.send(Call("hello", (PROTOCOL, 1, 3, ABOUT, 0)))
     dead.close()
     with ThreadPoolExecutor() as pool:

@@ -27,7 +27,7 @@ from tests.worker.test_exactness import TEXTS, greedy_differences
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
 from worker_service.engine.engine import Engine
-from worker_service.engine.parallel import Group, ParallelError, Ranks
+from worker_service.engine.parallel import ParallelError, ProcessGroup, Ranks
 from worker_service.engine.types import Limits, Run, Sampling
 from worker_service.model_files import ModelError
 from worker_service.models import load
@@ -55,14 +55,14 @@ def follower(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.fixture
-def group(follower: Worker) -> Iterator[Group]:
-    yield Group(Ranks.from_environment(), torch.device("cpu"))
+def group(follower: Worker) -> Iterator[ProcessGroup]:
+    yield ProcessGroup(Ranks.from_environment(), torch.device("cpu"))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def test_greedy_equals_generate_while_requests_are_preempted_in_all_ways(
-    tiny: Tiny, group: Group, follower: Worker
+    tiny: Tiny, group: ProcessGroup, follower: Worker
 ) -> None:
     model = load(str(tiny.folder), "cpu", "float32", group.ranks)
     group.loaded()
@@ -94,7 +94,7 @@ def test_greedy_equals_generate_while_requests_are_preempted_in_all_ways(
     assert follower.wait(DEADLINE_S) == 0, follower.said()
 
 
-def test_a_branch_that_is_followed_changes_no_text(tiny: Tiny, group: Group, follower: Worker) -> None:
+def test_a_branch_that_is_followed_changes_no_text(tiny: Tiny, group: ProcessGroup, follower: Worker) -> None:
     plain = answered(tiny, tiny.engine(drafter=NoDrafter(), block_tokens=16), Sampling())
     model = load(str(tiny.folder), "cpu", "float32", group.ranks)
     group.loaded()
@@ -147,7 +147,7 @@ async def test_torchrun_serves_the_text_of_one_process_and_a_killed_follower_end
         await server.stop(0)
 
 
-def test_a_leader_is_told_that_its_follower_died(group: Group, follower: Worker) -> None:
+def test_a_leader_is_told_that_its_follower_died(group: ProcessGroup, follower: Worker) -> None:
     group.loaded()
     follower.kill()
     follower.wait(DEADLINE_S)

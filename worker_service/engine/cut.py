@@ -39,7 +39,7 @@ def own_layers(model: Any) -> range:
 
 
 def layer_list(model: Any) -> torch.nn.ModuleList:
-    """All layers of its language model, those of other stages as `Elsewhere`. Raises ValueError."""
+    """All layers of its language model, those of other stages as `LayerElsewhere`. Raises ValueError."""
     count = text_config(model.config).num_hidden_layers
     for module in model.get_decoder().modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
@@ -47,7 +47,7 @@ def layer_list(model: Any) -> torch.nn.ModuleList:
     raise ValueError(f"the layers of {type(model).__name__} are not where they are looked for")
 
 
-class Elsewhere(torch.nn.Module):
+class LayerElsewhere(torch.nn.Module):
     """In place of a layer that another stage has. `instead`: from the hidden states that come in [1, T, hidden size]
     to those that go on; None: they go on unchanged."""
 
@@ -84,7 +84,7 @@ def _keep(model: Any, place: Place) -> None:
     if more := sorted({name for layer in layers for name in signature(layer.forward).parameters} - _KNOWN):
         raise ValueError(f"its layers hand on {', '.join(more)}, so they cannot be spread over stages")
     for number in set(range(len(layers))).difference(own):
-        layers[number] = Elsewhere(layers[number])
+        layers[number] = LayerElsewhere(layers[number])
     setattr(model, _OWN, own)
     if place.number:
         model.set_input_embeddings(NoEmbedding(width))

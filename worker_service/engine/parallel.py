@@ -48,7 +48,7 @@ class Ranks:
         return self.rank == 0
 
 
-class Group:
+class ProcessGroup:
     """The processes that share a model. Passes exchange tensors over the devices' own links, calls go over gloo."""
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
@@ -112,7 +112,7 @@ class Group:
 class SharedTarget(Target):
     """A target whose model is shared: every process makes each call that its leader gets."""
 
-    def __init__(self, model: Any, group: Group) -> None:
+    def __init__(self, model: Any, group: ProcessGroup) -> None:
         """`model`: this process's share, with embeddings and output head whole. Of the head it keeps its own rows."""
         head, ranks = model.get_output_embeddings(), group.ranks
         model.set_output_embeddings(_rows(head, ranks))

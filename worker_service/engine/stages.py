@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from worker_service.engine.attention import QueryRange
-from worker_service.engine.cut import Elsewhere, NoEmbedding, layer_list, own_layers
+from worker_service.engine.cut import LayerElsewhere, NoEmbedding, layer_list, own_layers
 from worker_service.engine.kv import BlockPool
 from worker_service.engine.target import Passed, Target
 
@@ -57,7 +57,7 @@ class StagedTarget(Target):
             raise ValueError(problem)
         if self._decoder is None:  # the model's own forward pass asks where the first missing layer was
             behind = layer_list(self._model)[own_layers(self._model).stop]
-            assert isinstance(behind, Elsewhere)
+            assert isinstance(behind, LayerElsewhere)
             behind.instead = self._through_others
         return pool
 
@@ -117,7 +117,7 @@ class Stage(Target):
         assert isinstance(embedding, NoEmbedding)
         embedding.dtype = self.dtype
         before = layers[own.start - 1]
-        assert isinstance(before, Elsewhere)
+        assert isinstance(before, LayerElsewhere)
         self._before = before
         layers[own.stop - 1].register_forward_hook(self._keep)
         self._after: torch.Tensor | None = None

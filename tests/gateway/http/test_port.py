@@ -160,7 +160,7 @@ async def test_a_body_too_long_is_refused_unread() -> None:
 
 
 async def test_a_connection_that_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protos.http_server, "SILENT_S", 0.05)
+    monkeypatch.setattr(protos.http_server, "IDLE_S", 0.05)
     async with port() as (served, _):
         host, _, number = served.http.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(number))
@@ -238,7 +238,7 @@ async def test_bytes_that_are_no_request_are_told_in_openais_shape(sent: bytes) 
 async def test_a_connection_on_which_a_later_request_never_becomes_whole_is_closed(
     monkeypatch: pytest.MonkeyPatch, before: bytes, rest: bytes
 ) -> None:
-    monkeypatch.setattr(protos.http_server, "SILENT_S", 0.05)
+    monkeypatch.setattr(protos.http_server, "IDLE_S", 0.05)
     async with port() as (served, _):
         host, _, number = served.http.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(number))

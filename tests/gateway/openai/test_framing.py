@@ -134,11 +134,19 @@ async def test_the_head_and_the_first_event_are_one_piece() -> None:
 async def test_a_comment_is_a_block_of_its_own_only_where_events_have_no_ids(
     monkeypatch: pytest.MonkeyPatch, on_disconnect: str, comment: str
 ) -> None:
+    commented, write = asyncio.Event(), sse.Events.write
+
+    async def told(self: sse.Events, events: bytes, *, more: bool = True) -> None:
+        await write(self, events, more=more)
+        if events.startswith(b":"):
+            commented.set()
+
     monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(sse.Events, "write", told)
     async with door() as at:
         task = at.asked(CHAT | {"stream": True, "on_disconnect": on_disconnect})
         submit = await at.link.accept()
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(commented.wait(), WAIT_S)
         await at.say(submit, "a")
         said, _, _ = (await asyncio.wait_for(task, WAIT_S)).text.partition("data: ")
         comments = said.removesuffix("id: 1\n")

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from gateway.page import feed as feeds
-from gateway.page.feed import Feed
+from gateway.page.feed import FrameFeed
 from protos.errors import QueueFull
 from tests.gateway.harness import Scheduler, gateway
 from tests.gateway.page.pages import Watched, next_of, page, waiting, watching
@@ -39,7 +39,7 @@ async def test_viewers_share_one_producer() -> None:
     await scheduler.start()
     async with gateway(scheduler) as served:
         await scheduler.link()
-        feed = Feed(served.front, every_s=0.01)
+        feed = FrameFeed(served.front, every_s=0.01)
         async with AsyncExitStack() as stack:
             views = [await stack.enter_async_context(feed.view()) for _ in range(5)]
             for view in views:
@@ -56,7 +56,7 @@ async def test_a_slow_viewer_skips_frames_and_gets_the_newest() -> None:
     await scheduler.start()
     async with gateway(scheduler) as served:
         await scheduler.link()
-        feed = Feed(served.front, every_s=0.001)
+        feed = FrameFeed(served.front, every_s=0.001)
         async with feed.view() as slow, feed.view() as quick:
             await anext(slow), await anext(slow)
             await anext(quick)
@@ -95,7 +95,7 @@ async def test_the_number_of_viewers_is_bounded(monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_place_is_free_again_once_a_viewer_has_gone() -> None:
     async with page() as (served, _, _, _):
-        feed = Feed(served.front)
+        feed = FrameFeed(served.front)
         async with feed.view():
             assert feed._producer
         assert not feed._producer
@@ -106,7 +106,7 @@ async def test_a_place_is_free_again_once_a_viewer_has_gone() -> None:
 
 async def test_without_a_scheduler_the_frame_says_so() -> None:
     async with gateway(Scheduler()) as served:
-        feed = Feed(served.front)
+        feed = FrameFeed(served.front)
         async with feed.view() as view:
             await anext(view)
             assert '"problem": "the scheduler cannot be reached' in await anext(view)
@@ -123,7 +123,7 @@ async def test_a_feed_ends_when_the_gateway_drains() -> None:
 
 async def test_a_viewer_beyond_the_bound_is_told_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     async with page() as (served, _, _, _):
-        feed = Feed(served.front)
+        feed = FrameFeed(served.front)
         monkeypatch.setattr(feeds, "MOST_VIEWERS", 0)
         with pytest.raises(QueueFull):
             async with feed.view():

@@ -303,7 +303,7 @@ async def _nothing(_: object) -> None:
 
 def run(of: Schedule) -> Result:
     """Within `simulated()`."""
-    random.seed(of.seed)  # of tenacity's pauses
+    random.seed(of.seed)  # of pauses before something is tried again
     world = World(of)
     try:
         world.loop.run_until_complete(world.live())

@@ -9,31 +9,33 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from scheduler_service.core.beliefs import Expected, Length
-from scheduler_service.core.terms import Terms
-from scheduler_service.core.types import (
-    UNBOUNDED,
-    Bounds,
+from scheduler_service.core.costs import CostProfile
+from scheduler_service.core.events import (
     Cancelled,
     CostChanged,
-    CostProfile,
     Draining,
-    Effect,
     Event,
-    Finish,
     Held,
     Obeyed,
-    Plan,
-    QueueIsFull,
-    Request,
-    RequestClass,
     Round,
     StepDone,
     Submitted,
     Tick,
-    TooLate,
-    Unseen,
     WorkerDown,
     WorkerUp,
+)
+from scheduler_service.core.terms import Terms
+from scheduler_service.core.types import (
+    UNBOUNDED,
+    Bounds,
+    Effect,
+    Finish,
+    Plan,
+    QueueIsFull,
+    Request,
+    RequestClass,
+    TooLate,
+    Unseen,
 )
 from tests.scheduler.golden import adapter
 
