@@ -4,6 +4,7 @@ import json
 import re
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tokenizers import Tokenizer
 
@@ -63,10 +64,14 @@ class TokenBytes:
         return str(self._tokenizer.decode([token_id])).encode()
 
 
-@lru_cache(maxsize=1)
+_of_models: WeakKeyDictionary[TextModel, TokenBytes] = WeakKeyDictionary()
+
+
 def of_model(model: TextModel) -> TokenBytes:
-    """Kept for the model that is served now."""
-    return TokenBytes(model.tokenizer)
+    """Kept for as long as the model is served: cells may serve several."""
+    if (kept := _of_models.get(model)) is None:
+        kept = _of_models[model] = TokenBytes(model.tokenizer)
+    return kept
 
 
 def _parts(decoder: dict[str, Any]) -> list[dict[str, Any]]:
