@@ -55,6 +55,9 @@ def show(
         typer.echo(json.dumps(present, ensure_ascii=False))
     if stats:
         _print_stats(completion)
+    if completion.finish_reason == "cancelled":
+        typer.echo("laps-sd: somebody cancelled the request before its answer was whole", err=True)
+        raise typer.Exit(1)
 
 
 async def _stream(client: AsyncClient, ask: Ask, *, echo: bool) -> Completion | None:

@@ -15,6 +15,7 @@ MAX_DELAYS = 1024  # so many of the last commands count for the percentiles of r
 class Counters:
     def __init__(self) -> None:
         self.submitted = self.refused = self.preemptions = 0
+        self.repeated = 0  # of those that were submitted: another had the id, so they end without a word
         self.tokens = self.drafts = self.drafted = self.accepted = 0
         self.ended: Counter[State] = Counter()
         self.refused_by_tenant: Counter[str] = Counter()  # for lack of room or time

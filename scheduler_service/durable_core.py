@@ -117,6 +117,7 @@ class DurableCore:
     def drop(self, id: str) -> None:
         """The request is not ours to run: another one has its id. Nothing more is stored under that id."""
         self.observe(Cancelled(id))
+        self._counters.repeated += 1
         self._timelines.dropped(id, self.clock())
         self._sessions.wake_holder(id)
 

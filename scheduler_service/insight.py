@@ -149,7 +149,9 @@ async def stored_status(leader: Leader, id: str) -> status_pb.RequestStatus:
         raise UnknownRequest(f"request {id} is unknown, or ended too long ago")
     status = translate.to_status(stored.record, leader.clock())
     if stored.ending is not None:
-        status.finish_reason = gateway_pb.Ending.FromString(stored.ending).finish_reason
+        ending = gateway_pb.Ending.FromString(stored.ending)
+        status.finish_reason = ending.finish_reason
+        status.queue_time.CopyFrom(duration(ending.queue_ms / 1000))  # also of one that never ran
     return status
 
 

@@ -17,6 +17,7 @@ OTHERS = "other"
 
 _COUNTED = {
     "requests_submitted": ("submitted", "Requests admitted"),
+    "requests_repeated": ("repeated", "Of those, requests whose id was known already: sent again, or refused"),
     "num_preemptions": ("preemptions", "Requests stopped in favour of others, their KV kept"),
     "scheduled_tokens": ("tokens", "Output tokens that workers reported"),
     "commands": ("commands", "Commands to workers"),

@@ -76,6 +76,17 @@ async def test_text_is_printed_as_it_comes_and_stats_go_to_stderr() -> None:
         assert "finish reason" in err
 
 
+async def test_a_request_that_somebody_cancelled_is_told_so_and_exit_1() -> None:
+    async with stack() as (_, link, client):
+        process = await generate(client.target)
+        submit = await link.accept()
+        await link.delta(submit, 0, ids("jumps"))
+        await link.delta(submit, len(ids("jumps")), ending=ending(types_pb2.FINISH_REASON_CANCELLED))
+        code, out, err = await output(process)
+    assert (code, out) == (1, "jumps\n")
+    assert err == "laps-sd: somebody cancelled the request before its answer was whole\n"
+
+
 async def test_an_error_is_one_line_and_exit_1() -> None:
     async with stack() as (_, _, client):
         code, out, err = await output(await generate(client.target, "--temperature", "3"))

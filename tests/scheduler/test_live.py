@@ -128,6 +128,9 @@ async def test_a_deadline_ends_a_request(live: Live) -> None:
     await gateway.submit("a", timeout_s=0.2)
     await gateway.until(lambda: "a" in gateway.endings)
     assert gateway.endings["a"].finish_reason == types_pb.FINISH_REASON_DEADLINE
+    known = await gateway.unary.GetRequest(inference_pb.GetRequestRequest(request_id="a"), timeout=WAIT_S)
+    waited_s = gateway.endings["a"].queue_ms / 1000
+    assert seconds(known.request.queue_time) == pytest.approx(waited_s), "though it never ran, it waits no longer"
 
 
 async def test_why_am_i_waiting_is_answered(live: Live) -> None:
@@ -226,7 +229,7 @@ async def test_a_resubmission_of_an_ended_request_gets_its_answer(live: Live) ->
 
 
 async def test_another_submission_under_the_id_of_an_ended_request_is_refused(live: Live) -> None:
-    _, worker, gateway = live
+    leader, worker, gateway = live
     await gateway.submit("a")
     await worker.until("a")
     await worker.report(worker.row("a", 0, 7, finish=STOP))
@@ -234,6 +237,7 @@ async def test_another_submission_under_the_id_of_an_ended_request_is_refused(li
     await gateway.submit("a", 9, 9)
     await gateway.until(lambda: "a" in gateway.refused)
     assert gateway.refused["a"].code == grpc.StatusCode.ALREADY_EXISTS.value[0]
+    assert (leader.counters.submitted, leader.counters.repeated) == (2, 1)
 
 
 async def test_what_is_not_durable_is_not_yet_the_submission_of_its_id() -> None:
