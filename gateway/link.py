@@ -126,18 +126,18 @@ class Link:
         self._say(feed, feed.want())
         return await feed.take()
 
-    def leave(self, feed: Feed, *, expires: bool = False) -> None:
+    def leave(self, feed: Feed) -> None:
         """The client takes no more from this stream, nor what is in its buffer.
 
-        A request that no other stream here reads is cancelled, unless its client wants it to run on or it `expires`
-        now. A stream that the gateway gave up is no longer live: its client was told to try again, and must find it.
+        A request that no other stream here reads is cancelled, unless its client wants it to run on. A stream that the
+        gateway itself gave up is no longer live: its client was told to try again, and must find the request.
         """
         feed.drop()
         if not (feed.life.live and feed.life.read):
             return
         if len(self.feeds[feed.request_id]) > 1 or feed.flow is Flow.BEHIND_ENDED:
             self._tell(feed, Event.STEP_ASIDE)
-        elif expires or feed.submit.on_disconnect == types_pb2.ON_DISCONNECT_DETACH:
+        elif feed.submit.on_disconnect == types_pb2.ON_DISCONNECT_DETACH:
             self._tell(feed, Event.DETACH)
         else:
             self._tell(feed, Event.HANG_UP)

@@ -17,7 +17,6 @@ from protos.errors import BeyondEnd, DeadlinePassed, Failed, QueueFull
 from protos.link.v1 import common_pb2
 from protos.v1 import types_pb2
 
-NEARLY_S = 0.25  # before the deadline: gRPC's clients hang up at theirs, which began a little earlier
 _WHOLE = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH)
 
 
@@ -180,11 +179,9 @@ class Stream:
         self._count_stalled(1)
 
     def close(self) -> dict[str, Any]:
-        """The client takes no more. A request whose deadline passes now is left to the scheduler, which has it too: so
-        it ends as expired, and nobody cancelled it. Returns a summary for the log."""
+        """The client takes no more. Returns a summary for the log."""
         self._expiry.cancel()
         if self._patience is not None:
             self._patience.cancel()
-        overdue = self._counted and self._loop.time() > self._deadline - NEARLY_S
-        self._link.leave(self._feed, expires=overdue)
+        self._link.leave(self._feed)
         return self.answer.summary()

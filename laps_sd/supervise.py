@@ -94,6 +94,7 @@ class Child:
         try:
             while not self._stopping.is_set():
                 started = time.monotonic()
+                self._replaced.clear()  # what is started now is the newest
                 try:
                     async with self._running() as process:
                         ran, failed_starts = True, 0
@@ -107,7 +108,6 @@ class Child:
                     if self._stopping.is_set() or (self._left and not process.returncode):
                         return
                     if self._replaced.is_set():
-                        self._replaced.clear()
                         continue
                     early_deaths = self._report_death(process.returncode, time.monotonic() - started, early_deaths)
                 doublings = min(early_deaths + failed_starts, MAX_EARLY_DEATHS)

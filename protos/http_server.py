@@ -134,7 +134,7 @@ class Body:
 def _with_body(app: ASGIApp, stalled_s: float) -> ASGIApp:
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         cycle = send.__self__  # type: ignore[attr-defined]  # a method of uvicorn's cycle
-        if scope["path"].startswith(("http://", "https://")):  # as some proxies ask: RFC 9112, 3.2.2
+        if scope["path"][:8].lower().startswith(("http://", "https://")):  # as some proxies ask: RFC 9112, 3.2.2
             scope["path"] = "/" + scope["path"].partition("://")[2].partition("/")[2]
         if scope["method"] != "HEAD":  # its answer is a head alone
             scope["extensions"] = {BODY: Body(cycle)}

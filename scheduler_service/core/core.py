@@ -31,6 +31,7 @@ from scheduler_service.core.steps import step_done
 from scheduler_service.core.types import UNBOUNDED, AlreadySubmitted, Bounds, Changed, Effect, Plan, Record, Request
 
 PREFILL_CHUNK = 256  # tokens of prompt in one round, if nothing else is said
+NEARLY_S = 0.25  # before its deadline a request that is cancelled expires: gateways and clients give up a little early
 SETTLED_S = 10.0  # a fleet in which no worker has come or gone for so long is complete
 
 
@@ -83,7 +84,7 @@ class Core:
                 return self._submitted(request, now)
             case Cancelled(id):
                 entry = fleet.entries.get(id)
-                return (fleet.end(entry, Move.CANCEL),) if entry else ()
+                return (fleet.end(entry, _cancel(entry, now)),) if entry else ()
             case WorkerUp():
                 return self._worker_up(event, now)
             case WorkerDown(name, died):
@@ -172,3 +173,9 @@ class Core:
                 # A request that only waited writes nothing: workers may come and go while the store is away.
                 effects.append(Changed(entry.record_to_write()))
         return tuple(effects)
+
+
+def _cancel(entry: Entry, now: float) -> Move:
+    """Who waits until the deadline cancels then, which is no reason of their own."""
+    deadline = entry.request.deadline
+    return Move.CANCEL if deadline is None or now < deadline - NEARLY_S else Move.EXPIRE

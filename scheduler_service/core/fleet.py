@@ -254,6 +254,7 @@ class Fleet:
         self._leave(entry)
         entry.home, entry.elsewhere, entry.hidden_s = home, False, 0.0
         if move:
+            entry.given_slot = False
             entry.lose_kv()
             entry.next_placement()
         else:
@@ -263,7 +264,7 @@ class Fleet:
     def displace(self, entry: Entry) -> None:
         """It has no worker any more, and no KV."""
         self._leave(entry)
-        entry.home = None
+        entry.home, entry.given_slot = None, False
         entry.lose_kv()
         self.rank(entry)
 

@@ -31,6 +31,16 @@ def test_fcfs_runs_one_to_its_end_before_the_next() -> None:
     assert worker.run(6) == ["long"] * 5 + ["short"]
 
 
+@pytest.mark.parametrize(("at", "state"), [(9.0, State.CANCELLED), (9.9, State.EXPIRED), (10.1, State.EXPIRED)])
+def test_a_request_that_is_cancelled_as_its_deadline_passes_expires(at: float, state: State) -> None:
+    """Gateways cancel what their clients no longer wait for, and clients wait until the deadline."""
+    queue = core()
+    queue.observe(Submitted(request("a", 0.0, deadline=10.0)), 0.0)
+    (ended,) = queue.observe(Cancelled("a"), at)
+    assert isinstance(ended, Ended)
+    assert ended.record.state is state
+
+
 def test_under_laps_sd_a_short_request_overtakes_a_long_one() -> None:
     worker = FakeWorker(core(), {"long": 100, "short": 3})
     worker.submit("long")

@@ -1,8 +1,10 @@
 """A worker that wants to end: what becomes of its requests, in the core and live."""
 
+import pytest
+
 from protos.link.v1 import worker_link_pb2 as worker_pb
 from protos.v1 import types_pb2
-from scheduler_service.core.events import Draining
+from scheduler_service.core.events import Draining, WorkerDown
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.placement import hungriest, idle_beside_work
 from scheduler_service.links.workers import WorkerLink
@@ -92,3 +94,16 @@ async def test_no_plan_is_made_for_a_session_that_is_closed_while_the_word_to_dr
         stream.said.put_nowait(worker_pb.FromWorker(hello=hello()))
         await WorkerLink(lambda: leader).Attach(None, stream)
         assert told == ["welcome", "command", "drain"]
+
+
+@pytest.mark.parametrize("event", [Draining("u"), WorkerDown("u", died=False)])
+def test_a_slot_that_was_given_is_no_claim_to_one_elsewhere(event: Draining | WorkerDown) -> None:
+    """Without preemption. The worker that was to run the first request goes before it has reported a round."""
+    queue, lengths = core("fcfs", plans_lag=True), {"first": 10, "second": 10}
+    FakeWorker(queue, lengths, "u").submit("first")
+    queue.plan("u")
+    worker = FakeWorker(queue, lengths, "v")
+    worker.submit("second")
+    worker.run(2)
+    queue.observe(event, 3.0)
+    assert worker.run(3) == ["second"] * 3
