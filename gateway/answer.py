@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.feed import Batch
-from protos.errors import DeadlinePassed, Failed, RequestError
+from protos.errors import BadInput, DeadlinePassed, Failed, RequestError
 from protos.link.v1 import gateway_link_pb2
 from protos.metrics import Distribution
 from protos.times import duration
@@ -51,7 +51,7 @@ class Answer:
         if self.ending.finish_reason == types_pb2.FINISH_REASON_DEADLINE:
             return DeadlinePassed(f"the deadline passed after {self.tokens} output tokens")
         if self.ending.finish_reason == types_pb2.FINISH_REASON_ERROR:
-            return Failed(self.ending.message or "the worker could not run the request")
+            return _failed(self.ending.message or "the worker could not run the request")
         return Failed("the request ended in a way that is unknown here")
 
     @property
@@ -89,3 +89,10 @@ class Answer:
             "output_tokens": self.tokens,
             "e2e_s": round(time.monotonic() - self.started, 4),
         }
+
+
+def _failed(message: str) -> RequestError:
+    """The worker's `message`. A structure that fails in mid-answer is the request's own: it fails again wherever it is
+    sent again, so it is told as those are that the gateway refuses."""
+    field, _, problem = message.partition(": ")
+    return BadInput(field, problem) if field == "structure" else Failed(message)

@@ -19,18 +19,29 @@ STACK_BYTES = 1 << 20  # half of what llguidance's own threads have in a worker
 ERROR_CHARS = 1000  # errors quote the grammar
 CPU_S = 2  # for one grammar; the kernel ends the process at the next whole second
 WALK_TOKENS = 24
+MASK_S = 0.5  # of CPU, for the mask of one of them; ordinary ones take milliseconds
+# llguidance's limits, as in the workers (worker_service/engine/structure.py).
+MASK_ITEMS = 20_000
+LEXER_STATES = 50_000
+SLOW = "takes too much time for each token"
 IMPOSSIBLE = "no text can have this structure"
 _BAD_REGEX = re.compile(r"invalid regex (\"[^\n]*\") \(in regex\):.*\nerror: ([^\n]+)", re.DOTALL)
 
 
 def problem(tokenizer: LLTokenizer, grammar: str) -> str:
     """The problem with it; empty if there is none. A text is drawn from it too: some trouble shows in masks alone."""
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    limits = LLParserLimits(step_max_items=MASK_ITEMS, max_lexer_states=LEXER_STATES, verbose_errors=False)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     chosen = random.Random(0)
     for _ in range(WALK_TOKENS):
         if matcher.is_stopped():
             break
+        begun = time.process_time()
         words = memoryview(matcher.compute_bitmask()).cast("I")
+        if matcher.is_error():
+            break
+        if time.process_time() - begun > MASK_S:
+            return SLOW
         allowed = sum(map(int.bit_count, words))
         if not allowed:
             return IMPOSSIBLE

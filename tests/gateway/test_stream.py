@@ -9,7 +9,7 @@ import pytest
 
 from gateway import validate
 from laps_sd.client import AsyncClient, Completion, Usage
-from protos.errors import DeadlinePassed, Failed, QueueFull, RequestError, UnknownRequest
+from protos.errors import BadInput, DeadlinePassed, Failed, QueueFull, RequestError, UnknownRequest
 from protos.v1 import inference_pb2, inference_pb2_grpc, status_pb2, types_pb2
 from tests.gateway.harness import WAIT_S, Link, Scheduler, ending, gateway, ids, stack
 from tests.waiting import until
@@ -144,6 +144,15 @@ async def test_an_ending_that_is_no_answer_is_a_status(reason: int, error: type[
         task, submit = await begin(client, link)
         await link.delta(submit, 0, ending=ending(reason, message="it broke"))
         with pytest.raises(error):
+            await finish(task)
+
+
+async def test_a_structure_that_fails_in_mid_answer_is_the_requests_own() -> None:
+    async with stack() as (_, link, client):
+        task, submit = await begin(client, link)
+        end = ending(types_pb2.FINISH_REASON_ERROR, message="structure: too many items")
+        await link.delta(submit, 0, ids("jumps"), ending=end)
+        with pytest.raises(BadInput, match="structure: too many items"):
             await finish(task)
 
 

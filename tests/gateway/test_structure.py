@@ -8,17 +8,21 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from llguidance import LLTokenizer
 
+from gateway import grammars, validate
 from gateway import structure as module
-from gateway import validate
 from gateway.structure import Structures
 from gateway.text import TextModel
 from protos.errors import BadInput, NotServing
 from protos.idempotence import same
 from protos.link.v1.gateway_link_pb2 import Submit
+from protos.models import unpacked
+from protos.structure import grammar
 from protos.v1 import inference_pb2
 from protos.v1.types_pb2 import Choice, Structure
 from tests.gateway.harness import model_info
+from worker_service.engine import structure as in_worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL = TextModel(model_info())
@@ -124,6 +128,34 @@ async def test_a_compiler_that_says_something_else_gives_no_grammar_the_verdict_
         with pytest.raises(ValueError, match="Expecting value"):
             await check(structures, Structure(regex=regex))
     await structures.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    text = unpacked(MODEL.tokenizer_json)
+    return LLTokenizer(text, n_vocab=MODEL.vocab_size, eos_token=list(MODEL.eos_ids))
+
+
+@pytest.mark.parametrize(
+    ("bound", "least", "message"),
+    [
+        ("MASK_ITEMS", 1, "Too many items"),
+        ("LEXER_STATES", 1, "too many states"),
+        ("MASK_S", 0, "too much time for each token"),
+    ],
+)
+async def test_a_grammar_whose_masks_take_too_much_is_refused(
+    tokenizer: LLTokenizer, monkeypatch: pytest.MonkeyPatch, bound: str, least: int, message: str
+) -> None:
+    text = grammar(Structure(lark='start: s\ns: s s | "a" | "b"'))
+    assert not grammars.problem(tokenizer, text)
+    monkeypatch.setattr(grammars, bound, least)
+    assert message in grammars.problem(tokenizer, text)
+
+
+async def test_gateway_and_worker_have_the_same_limits() -> None:
+    ours, theirs = ((each.MASK_ITEMS, each.LEXER_STATES) for each in (grammars, in_worker))
+    assert ours == theirs
 
 
 async def test_the_same_structure_is_compiled_once(structures: Structures, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.waiting import WAIT_S
 from worker_service.engine import hooks
 from worker_service.engine.beside import Helper
-from worker_service.engine.structure import few_allowed
+from worker_service.engine.matcher import few_allowed
 from worker_service.engine.types import Limits, Sampling
 
 

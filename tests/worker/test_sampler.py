@@ -15,9 +15,9 @@ from tests.worker.pretended import pretended
 from worker_service.engine import sampler
 from worker_service.engine.counted import Counted
 from worker_service.engine.hooks import HOOKS, LogitsContext
+from worker_service.engine.matcher import few_allowed
 from worker_service.engine.sampler import Drawn, Sampler
 from worker_service.engine.sampling import draw, logprobs, uniform
-from worker_service.engine.structure import few_allowed
 from worker_service.engine.types import Limits, Sampling
 
 SAMPLINGS = [

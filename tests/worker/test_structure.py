@@ -21,10 +21,12 @@ from protos.v1.types_pb2 import Structure
 from tests.worker.harness import Driver, Tiny
 from tests.worker.structures import FEW, KINDS, LIMITS, PROMPT, answer, has, text_of
 from tests.worker.test_drafters import make
+from worker_service.engine import matcher as matching
 from worker_service.engine import structure as module
 from worker_service.engine.drafting.drafter import NoDrafter
 from worker_service.engine.drafting.ngram import NgramDrafter
-from worker_service.engine.structure import Asked, Matcher, StructureError, Structures
+from worker_service.engine.matcher import Mask, Matcher, StructureError
+from worker_service.engine.structure import Asked, Structures
 from worker_service.engine.types import Finish, Limits, Run, Sampling
 
 
@@ -226,7 +228,7 @@ def test_masks_that_fail_end_the_requests_that_wait_for_them(tiny: Tiny, monkeyp
     def panic(*args: object) -> None:
         raise RuntimeError("panicked")
 
-    monkeypatch.setattr(module.MaskMaker, "_fill", panic)
+    monkeypatch.setattr(Matcher, "_bits", panic)
     driver = Driver(tiny.engine())
     driver.admit("r", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=FEW))
     driver.admit("plain", tiny.prompt(PROMPT), LIMITS)
@@ -243,7 +245,7 @@ class PanicError(BaseException):
 
 
 class Panicking:
-    """A matcher of llguidance that panics in one of its methods, or, in "mask", where its mask is made."""
+    """A matcher of llguidance that panics in one of its methods."""
 
     def __init__(self, real: LLMatcher, within: str) -> None:
         self.real, self.within = real, within
@@ -261,25 +263,19 @@ class Panicking:
 @pytest.fixture
 def panics(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """All grammars but CHOICE panic within this method from now on."""
-    build, fill = module.Structures._build, module.MaskMaker._fill
+    build = module.Structures._build
 
     def panic(within: str) -> None:
         def built(self: Structures, made: Any, text: str) -> Any:
             matcher = build(self, made, text)
             return matcher if text == CHOICE else Panicking(matcher, within)
 
-        def filled(self: module.MaskMaker, trials: Any, rows: int) -> None:
-            if any(isinstance(trial, Panicking) and within == "mask" for trial, *_ in trials):
-                raise PanicError(within)
-            fill(self, [(getattr(trial, "real", trial), *rest) for trial, *rest in trials], rows)
-
         monkeypatch.setattr(module.Structures, "_build", built)
-        monkeypatch.setattr(module.MaskMaker, "_fill", filled)
 
     return panic
 
 
-@pytest.mark.parametrize("within", ["deep_copy", "mask", "consume_token"])
+@pytest.mark.parametrize("within", ["deep_copy", "unsafe_compute_mask_ptr", "consume_token"])
 def test_a_grammar_that_panics_ends_its_request_alone(tiny: Tiny, panics: Callable[[str], None], within: str) -> None:
     expected = answer(tiny, Sampling(grammar=CHOICE)).outputs["r"]
     panics(within)
@@ -306,43 +302,94 @@ def test_a_grammar_that_panics_over_drafts_goes_without(tiny: Tiny, panics: Call
 def test_a_grammar_on_which_llguidance_never_returns_ends_its_request(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, never: threading.Event
 ) -> None:
-    monkeypatch.setattr(module, "COMPILE_S", 0.0)
+    monkeypatch.setattr(matching, "COMPILE_S", 0.0)
     monkeypatch.setattr(module.Structures, "_build", lambda *args: never.wait())
     assert "was not compiled within" in error(answer(tiny, Sampling(grammar=FEW)))
     monkeypatch.setattr(module, "MASKS_S", 0.0)
-    monkeypatch.setattr(module.MaskMaker, "_masks", lambda *args: never.wait())
-    assert "the masks of this step failed: TimeoutError" in error(answer(tiny, Sampling(grammar=FEW)))
+    monkeypatch.setattr(Matcher, "masks", lambda *args: never.wait())
+    assert "its masks failed: TimeoutError" in error(answer(tiny, Sampling(grammar=FEW)))
 
 
-def test_masks_that_come_too_late_write_over_nobody_elses(
+def test_masks_that_come_too_late_end_their_request_alone(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, never: threading.Event
 ) -> None:
-    fill = module.MaskMaker._fill
     structures: Structures = tiny.engine()._structures
-    asked = {
-        name: {"r": Asked(structures.matcher(grammar(Structure(regex=regex)), []), [])}
-        for name, regex in {"late": "a+", "next": "b+"}.items()
-    }
+    asked = {name: Asked(structures.matcher(text, []), []) for name, text in {"late": FEW, "good": CHOICE}.items()}
+    masks = Matcher.masks
 
-    def late(*args: Any) -> None:
-        never.wait()
-        fill(*args)
+    def slow(self: Matcher, *args: Any) -> Mask:
+        if self is asked["late"].matcher:
+            never.wait()
+        return masks(self, *args)
 
-    for each in asked.values():
-        each["r"].matcher.copy()  # waits until it is compiled
-    monkeypatch.setattr(module.MaskMaker, "_fill", late)
+    monkeypatch.setattr(Matcher, "masks", slow)
+    wait(each.matcher._building for each in asked.values())
+    making = structures.begin(asked)
+    expected = making["good"].masks.result(60)
     monkeypatch.setattr(module, "MASKS_S", 0.0)
-    abandoned = structures.begin(asked["late"])
-    assert isinstance(structures.take(abandoned, asked["late"])["r"], StructureError)
+    taken = structures.take(making, asked)
+    assert "its masks failed: TimeoutError" in str(taken["late"])
+    assert taken["good"] is expected
     monkeypatch.undo()
-    mask = structures.take(structures.begin(asked["next"]), asked["next"])["r"]
-    assert isinstance(mask, module.Mask)
-    before = mask.bits.clone()
-    never.set()
-    too_late = abandoned.result(10)["r"]
-    assert isinstance(too_late, module.Mask)
-    assert not torch.equal(too_late.bits, before)
-    assert torch.equal(mask.bits, before)
+    good = {"good": asked["good"]}
+    again = structures.take(structures.begin(good), good)["good"]  # the late ones are being made still
+    assert isinstance(again, Mask)
+    assert torch.equal(again.bits, expected.bits)
+
+
+def test_a_grammar_that_takes_too_much_time_for_each_token_ends_its_request_alone(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answer(tiny, Sampling()).outputs["r"]
+    for name in ("MASK_S", "SPARE_S"):
+        monkeypatch.setattr(matching, name, 0.0)
+    driver = Driver(tiny.engine())
+    driver.admit("r", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=CHOICE))
+    driver.admit("plain", tiny.prompt(PROMPT), LIMITS)
+    driver.finish_all()
+    assert driver.finished["r"] is Finish.ERROR
+    assert "takes too much time for each token" in next(row.error for row in driver.rows if row.error)
+    assert driver.outputs["plain"] == expected
+
+
+def test_a_mask_of_too_many_items_ends_its_request_alone(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MASK_ITEMS", 1000)
+    driver = Driver(tiny.engine())
+    ambiguous = grammar(Structure(lark="start: s\ns: s s | /[a-z ]/"))
+    driver.admit("bad", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=ambiguous, logit_bias=((tiny.eos, -100.0),)))
+    driver.admit("good", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=CHOICE))
+    driver.finish_all()
+    assert driver.finished["bad"] is Finish.ERROR
+    assert "Too many items (limit 1000" in next(row.error for row in driver.rows if row.error)
+    assert has("choice", text_of(tiny, driver.outputs["good"]))
+
+
+MANY_STATES = grammar(Structure(regex="(.|\n)*[a-m](.|\n){100}"))
+
+
+def test_what_other_outputs_took_of_a_lexer_ends_no_request(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEXER_STATES", 800)
+    sampled = [Sampling(temperature=1.0, seed=seed, grammar=MANY_STATES) for seed in range(6)]
+    expected = [answer(tiny, own, Limits(max_tokens=40)).outputs["r"] for own in sampled]
+    driver = Driver(tiny.engine())
+    for i, own in enumerate(sampled):
+        driver.admit(str(i), tiny.prompt(PROMPT), Limits(max_tokens=40), own)
+        driver.finish_all()
+    assert set(driver.finished.values()) == {Finish.LENGTH}
+    assert [driver.outputs[str(i)] for i in range(6)] == expected
+
+
+def test_an_output_that_needs_more_states_of_a_lexer_than_there_are_ends_alone(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEXER_STATES", 800)
+    driver = Driver(tiny.engine())
+    for name, tokens in {"long": 400, "short": 4}.items():
+        own = Sampling(temperature=1.0, seed=1, grammar=MANY_STATES)
+        driver.admit(name, tiny.prompt(PROMPT), Limits(max_tokens=tokens, min_tokens=tokens), own)
+        driver.finish_all()
+    assert driver.finished == {"long": Finish.ERROR, "short": Finish.LENGTH}
+    assert "too many states" in next(row.error for row in driver.rows if row.error)
 
 
 def test_nobody_waits_while_a_grammar_is_compiled(
@@ -397,7 +444,7 @@ def test_a_grammar_whose_compilation_failed_is_compiled_again(tiny: Tiny, monkey
 def test_a_grammar_that_is_not_compiled_in_time_ends_its_request_although_others_run(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, never: threading.Event
 ) -> None:
-    monkeypatch.setattr(module, "COMPILE_S", 0.0)
+    monkeypatch.setattr(matching, "COMPILE_S", 0.0)
     monkeypatch.setattr(module.Structures, "_build", lambda *args: never.wait())
     driver = Driver(tiny.engine())
     driver.admit("r", tiny.prompt(PROMPT), LIMITS, Sampling(grammar=FEW))

@@ -16,8 +16,9 @@ from protos.v1.types_pb2 import Structure
 from tests.worker.harness import CLEAR, Driver, Tiny
 from tests.worker.structures import FEW, KINDS, LIMITS, PROMPT, answer
 from worker_service.engine import hooks
+from worker_service.engine.matcher import Mask
 from worker_service.engine.sampling import draw
-from worker_service.engine.structure import Asked, Mask, Structures
+from worker_service.engine.structure import Asked, Structures
 from worker_service.engine.types import Run, Sampling
 
 SHAPES = [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 3}]

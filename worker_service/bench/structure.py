@@ -17,7 +17,8 @@ from protos.v1.types_pb2 import Structure
 from worker_service.drafters import make_drafter
 from worker_service.engine import hooks
 from worker_service.engine.engine import Engine
-from worker_service.engine.structure import MaskMaker, Matcher, Structures
+from worker_service.engine.matcher import Matcher
+from worker_service.engine.structure import Structures
 from worker_service.engine.types import Admission, Limits, Run, Sampling
 from worker_service.models import load
 from worker_service.pull import resolve
@@ -79,7 +80,7 @@ def main() -> None:
     for name in ("follow_structure", "is_allowed"):
         stopwatch.watch(hooks, name)
     hooks.HOOKS = (hooks.follow_structure, *hooks.HOOKS[1:])
-    stopwatch.watch(MaskMaker, "_masks", waits=False)
+    stopwatch.watch(Matcher, "masks", waits=False)
     model = load(str(resolve(options.model)))
     engine = Engine(
         model.model,

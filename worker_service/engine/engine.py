@@ -14,6 +14,7 @@ from worker_service.engine.hooks import HOOKS, LogitsContext, LogitsHook
 from worker_service.engine.host_pool import HostPool
 from worker_service.engine.kv import KV
 from worker_service.engine.length_head import LengthProbe
+from worker_service.engine.matcher import Mask, StructureError
 from worker_service.engine.pass_costs import PassCosts
 from worker_service.engine.planning import Branch, Planner, Work, ask_of, seen
 from worker_service.engine.proposals import Proposals
@@ -22,7 +23,7 @@ from worker_service.engine.sampler import Drawn, Sampler
 from worker_service.engine.scoring import scored, with_prompt
 from worker_service.engine.shape import longest_text
 from worker_service.engine.stop import StopStrings
-from worker_service.engine.structure import Mask, Masks, StructureError, Structures
+from worker_service.engine.structure import Masks, Structures
 from worker_service.engine.target import Passed, Sharers, Target
 from worker_service.engine.types import Admission, Finish, Held, Row, Run, Skip, StepResult
 

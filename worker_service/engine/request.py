@@ -6,8 +6,8 @@ from typing import Any
 
 from worker_service.engine.counted import Counted
 from worker_service.engine.kv import KV
+from worker_service.engine.matcher import Matcher
 from worker_service.engine.stop import StopStrings
-from worker_service.engine.structure import Matcher
 from worker_service.engine.types import Admission, Finish, Held, Logprob, Row
 
 

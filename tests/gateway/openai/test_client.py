@@ -198,6 +198,19 @@ async def test_a_late_error_of_a_stream_is_raised() -> None:
             await asyncio.wait_for(task, WAIT_S)
 
 
+async def test_a_structure_that_fails_in_mid_answer_is_not_asked_for_again() -> None:
+    async with asking() as (at, client):
+        form: Any = {"type": "json_object"}
+        call = client.chat.completions.create(model="tiny", messages=HELLO, response_format=form)
+        task = asyncio.ensure_future(call)
+        submit = await at.link.accept()
+        end = ending(types_pb2.FINISH_REASON_ERROR, message="structure: too many items")
+        await at.link.delta(submit, 0, ending=end)
+        with pytest.raises(openai.BadRequestError, match="response_format: too many items") as refused:
+            await asyncio.wait_for(task, WAIT_S)
+        assert refused.value.param == "response_format"
+
+
 async def test_a_function_is_called() -> None:
     tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     async with asking(context_tokens=2048) as (at, client):
