@@ -14,6 +14,7 @@ from random import Random
 from typing import TypeVar
 
 import structlog
+from structlog.contextvars import bound_contextvars
 
 from gateway.cell_file import Cell, CellList
 from gateway.config import RETRY_AFTER_MS
@@ -65,7 +66,8 @@ class Cells:
             while True:
                 for name, link in self.links.items():
                     if name not in self._tasks:
-                        self._tasks[name] = asyncio.create_task(link.run(), name=f"scheduler link {name}")
+                        with bound_contextvars(**({} if self.alone else {"cell": name})):  # in the lines of its log
+                            self._tasks[name] = asyncio.create_task(link.run(), name=f"scheduler link {name}")
                 await asyncio.wait(self._tasks.values(), timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in self._tasks.values():
                     if task.done():

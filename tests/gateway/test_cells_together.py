@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from gateway.cell_file import read_cells
 from protos.errors import BadInput, NotServing, QueueFull
@@ -99,6 +101,14 @@ async def test_a_list_of_requests_is_refused_where_no_cell_answers(
         monkeypatch.setattr(links[1].scheduler, "list_requests", away)
         with pytest.raises(NotServing, match="away"):
             await made.clients[0].list_requests()
+
+
+async def test_the_log_tells_of_which_cell_it_speaks(tmp_path: Path) -> None:
+    with capture_logs([merge_contextvars]) as lines:
+        async with service(tmp_path):
+            pass
+    linked = [line for line in lines if line["event"] == "scheduler_linked"]
+    assert {line["cell"] for line in linked} == {"a", "b"}
 
 
 async def test_where_no_cell_takes_requests_the_caller_hears_why(tmp_path: Path) -> None:
