@@ -26,7 +26,7 @@ BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 0.3
 START_S = 10.0  # services that start together find each other within this; a gateway that starts alone says so then
 GREETING_TIMEOUT_S = 5.0  # until the scheduler's first message
-LOOKS = 10  # at how long the scheduler has been silent, in SILENT_S: a silence is noticed a tenth later at most
+LOOKS = 10  # within SILENT_S the silence is measured so often: a silent scheduler is noticed a tenth later at most
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 Reply = TypeVar("Reply")

@@ -70,8 +70,8 @@ def guarded(policy: Policy) -> Policy:
 
 
 def _check_settled(policy: Policy) -> None:
-    """What a policy says of itself, and of no request, is asked once here: where it fails no request could come in.
-    Raises ValueError."""
+    """Ask the policy once for what it says of itself: each submission asks again, and no request could come in where
+    that fails. Raises ValueError."""
     for name in ("preemptive", "overtaking_bound", "pause_bound_s", "surest"):
         try:
             getattr(policy, name)

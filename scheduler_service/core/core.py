@@ -176,6 +176,6 @@ class Core:
 
 
 def _cancel(entry: Entry, now: float) -> Move:
-    """Who waits until the deadline cancels then, which is no reason of their own."""
+    """How the cancelled request ends. A client that waits until the deadline hangs up then: the request expires."""
     deadline = entry.request.deadline
     return Move.CANCEL if deadline is None or now < deadline - NEARLY_S else Move.EXPIRE

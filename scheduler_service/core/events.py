@@ -104,7 +104,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class CostChanged:
-    """What a worker's rounds cost is no longer what it said at first."""
+    """A worker's rounds cost something else than it said before."""
 
     worker: str
     cost: CostProfile

@@ -1,4 +1,4 @@
-"""What the core is about and what comes out of it: requests, effects, plans. Plain data; no behaviour of note.
+"""The data of the core, and the answers that it gives: requests, effects, plans. Plain data; no behaviour of note.
 
 Times are seconds, sizes tokens or blocks. Nothing here holds the true output length of a request.
 """
