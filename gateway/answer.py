@@ -45,7 +45,7 @@ class Answer:
 
     @property
     def failure(self) -> RequestError | None:
-        """What the client is told behind the tokens if the request ended in a way that is a status, no answer."""
+        """The error that the client is told behind the tokens, if the request ended in a way that is no answer."""
         if self.ending is None or self.ending.finish_reason in _FINAL:
             return None
         if self.ending.finish_reason == types_pb2.FINISH_REASON_DEADLINE:
@@ -92,7 +92,7 @@ class Answer:
 
 
 def _failed(message: str) -> RequestError:
-    """The worker's `message`. A structure that fails in mid-answer is the request's own: it fails again wherever it is
-    sent again, so it is told as those are that the gateway refuses."""
+    """The worker's `message`. A structure that fails in mid-answer fails again wherever it is sent again, so it is told
+    as those are that the gateway refuses. One that was late may be sent again: its message names no field."""
     field, _, problem = message.partition(": ")
     return BadInput(field, problem) if field == "structure" else Failed(message)

@@ -179,7 +179,7 @@ class Matcher:
         try:
             return self._building.result(max(self._due - monotonic(), 0))
         except TimeoutError:
-            raise StructureError(f"structure: its grammar was not compiled within {COMPILE_S:g} s") from None
+            raise StructureError(f"the grammar of its structure was not compiled within {COMPILE_S:g} s") from None
         except BaseException as error:  # a panic of native code is no Exception
             raise StructureError(f"structure: {said(error)}") from error
 

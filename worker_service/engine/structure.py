@@ -107,6 +107,9 @@ class Structures:
             mask: Mask | StructureError = making.masks.result(max(due - monotonic(), 0))
         except StructureError as error:
             mask = error
+        except TimeoutError:  # perhaps the machine is busy: nothing says that it is the grammar
+            making.helper.abandon()
+            return StructureError(f"the masks of its structure were not made within {MASKS_S:g} s")
         except BaseException as error:  # a panic of native code is no Exception
             making.helper.abandon()
             return StructureError(f"structure: its masks failed: {said(error)}")
