@@ -169,11 +169,15 @@ def compare(
         raise typer.Exit(1) from None
     pool_of = {"files": [file.name for file in workload or []], "kinds": dict(prompts.counted(pool))}
     outputs = {"json_file": json_file, "html_file": html_file, "recordings": recordings}
-    tell(folder, settings, pool_of, tolerant=work.tolerant, **outputs)
+    counted = tell(folder, settings, pool_of, tolerant=work.tolerant, **outputs)
     if left:
         hours = left * work.pace_s / 3600
         about = f", about {hours:.1f} hours" if hours else ""
-        typer.echo(f"laps-sd: {left} runs of {len(asked)} are left{about}: the same command goes on", err=True)
+        typer.echo(f"laps-sd: {left} of {len(asked)} runs are left{about}: the same command goes on", err=True)
+    elif not counted:
+        typer.echo("laps-sd: all runs are left out, so nothing is compared", err=True)
+    if minutes is None if left else not counted:  # within `--minutes` some are left as a rule
+        raise typer.Exit(1)
 
 
 def tell(
@@ -185,8 +189,9 @@ def tell(
     json_file: Path | None,
     html_file: Path | None,
     recordings: Path | None,
-) -> None:
-    """Prints and writes the figures of all runs in the folder, not only of those asked for. `about`: its prompts."""
+) -> bool:
+    """Prints and writes the figures of all runs in the folder, not only of those asked for. `about`: its prompts.
+    Returns whether any run counts."""
     from laps_sd import machine
     from laps_sd.compare.design import BASE, Run
     from laps_sd.compare.folder import runs_of, settings_of
@@ -197,7 +202,7 @@ def tell(
     found = list(runs_of(folder.path))
     if not found:
         typer.echo("laps-sd: there is no run yet", err=True)
-        return
+        return False
     summary = summarise(found, settings.draft_len, faulty=tolerant)
     terminal.console().print(shown(summary), highlight=False)
     machines = [json.loads(text) for text in dict.fromkeys(json.dumps(run["machine"]) for run in found)]
@@ -236,6 +241,7 @@ def tell(
         write_recordings(
             recordings, (run for run in base if Run.of_json(run["run"]).name not in left_out), settings.draft_len
         )
+    return bool(summary["cells"])
 
 
 def _without_place(word: str) -> str:

@@ -146,7 +146,7 @@ def scheduler(
         typer.echo(f"laps-sd: {first}", err=True)
         raise typer.Exit(1) from None
     columns = SECTIONS[section]
-    drawn = Table(*(Column(heading, justify="right") for heading in columns))
+    drawn = Table(*(Column(heading, justify="right", overflow="fold") for heading in columns))
     for row in rows:
         drawn.add_row(*(form.format(**row) for form in columns.values()))
     terminal.console().print(drawn)

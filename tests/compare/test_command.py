@@ -56,7 +56,7 @@ def test_what_is_missing_is_counted(tmp_path: Path) -> None:
     result = compare(tmp_path, "--load", "0.85,burst", "--repetitions", "2", "--also", "sjf@2:0.85")
     assert result.exit_code == 0
     assert "there is no run yet" in result.output
-    assert "14 runs of 14 are left" in result.output
+    assert "14 of 14 runs are left" in result.output
 
 
 def test_the_default_policy_goes_by_its_own_name(tmp_path: Path) -> None:
@@ -138,3 +138,16 @@ def test_a_report_without_any_run_that_counts_says_why(folder: Folder, tmp_path:
     result = compare(tmp_path, "--html", str(tmp_path / "report.html"))
     assert result.exit_code == 0
     assert "since a standstill" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("left", "says"), [(0, "all runs are left out"), (1, "1 of 1 runs are left")])
+def test_a_comparison_that_comes_to_nothing_fails(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, says: str
+) -> None:
+    folder.add(run := Run(Cell(2, BURST), BASE, 1), found(run, [1.0, 2.0], faults=("a standstill",)))
+    monkeypatch.setattr("laps_sd.compare.work.Work.through", lambda *_: left)  # each run was disturbed twice
+    flags = ("--slots", "2", "--load", "burst", "--policies", "fcfs", "--repetitions", "1")
+    result = CliRunner().invoke(app, ["compare", "--out", str(tmp_path / "out"), *flags])
+    assert result.exit_code == 1
+    assert "since a standstill" in result.stdout.replace("\n", " ")
+    assert says in result.stderr

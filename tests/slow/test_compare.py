@@ -28,7 +28,7 @@ def test_a_comparison_goes_on_where_it_was_and_tells_what_it_found(tmp_path: Pat
     model, out = make_tiny_model(tmp_path / "tiny"), tmp_path / "out"
     code, _, said = compare(model, out, "--minutes", "0.001")  # one run begins within it
     assert code == 0, said
-    assert "2 runs of 3 are left" in said
+    assert "2 of 3 runs are left" in said
     first = {file.name: file.stat().st_mtime_ns for file in (out / "runs").iterdir()}
     assert list(first) == ["slots2-burst-repetition1-fcfs.json"]
 
