@@ -36,11 +36,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Begun last, one of these would keep one process busy while the others have nothing left.
 LONG_FILES = {"test_several_devices.py", "test_real_model.py", "test_fuzz.py"}
+REDIS_FIXTURES = {"redis_url", "each_store"}  # whoever starts servers of their own marks their file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files go first, the others in the order of their names."""
+    """Long files go first, the others in the order of their names. `redis` marks what `make test-stores` repeats."""
     items.sort(key=lambda item: item.path.name not in LONG_FILES)
+    for item in items:
+        if REDIS_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("redis")
 
 
 def redis_binary() -> str:

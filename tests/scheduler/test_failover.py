@@ -20,6 +20,8 @@ from tests.scheduler.store.writes import submission, tokens
 from tests.scheduler.test_redis_loss import output
 from tests.waiting import until
 
+pytestmark = pytest.mark.redis
+
 Answer = TypeVar("Answer")
 STOP = types_pb2.FINISH_REASON_STOP
 NAMESPACE = "fails-over"

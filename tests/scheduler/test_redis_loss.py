@@ -12,6 +12,8 @@ from tests.conftest import RedisServer, redis_server
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.waiting import until
 
+pytestmark = pytest.mark.redis
+
 STOP = types_pb2.FINISH_REASON_STOP
 
 

@@ -33,6 +33,8 @@ from tests.scheduler.store.writes import created
 from tests.scheduler.test_redis_loss import output
 from tests.waiting import WAIT_S, until
 
+pytestmark = pytest.mark.redis
+
 STOP = types_pb2.FINISH_REASON_STOP
 REFUSES = {  # what makes it so, and what mends it
     "is full": ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),

@@ -19,6 +19,8 @@ from scheduler_service.store.acl import acl_file
 from tests.conftest import redis_binary, redis_server
 from tests.scheduler.redis_group import Node
 
+pytestmark = pytest.mark.redis
+
 OF_TLS = {"ca_certs": "ca", "certfile": "cert", "keyfile": "key"}  # what the client calls them, and our settings
 
 
