@@ -61,7 +61,7 @@ def test_what_is_missing_is_counted(tmp_path: Path) -> None:
 
 def test_the_default_policy_goes_by_its_own_name(tmp_path: Path) -> None:
     result = compare(tmp_path, "--policies", "default,gittins,fcfs", "--repetitions", "1", "--also", "default@2:0.85")
-    assert "3 runs of 3 are left" in result.output  # the capacity, fcfs, gittins
+    assert "3 of 3 runs are left" in result.output  # the capacity, fcfs, gittins
 
 
 def test_other_settings_go_to_another_folder(tmp_path: Path) -> None:
