@@ -122,7 +122,7 @@ def _number(field: str, value: Any, kind: type[int] | type[float], least: float,
     except (ValueError, OverflowError):
         raise BadInput(field, f"must be a {'whole ' if kind is int else ''}number, not {str(value)[:40]!r}") from None
     if not least <= number <= most:
-        raise BadInput(field, f"must be in [{least:g}, {most:g}], not {str(value)[:40]}")
+        raise BadInput(field, f"must be in [{least:.15g}, {most:.15g}], not {str(value)[:40]}")
     return number
 
 

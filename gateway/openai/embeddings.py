@@ -73,6 +73,8 @@ class Embedding:
                 if embedding:
                     return embedding, stream.prompt_tokens
         except BadInput as error:
+            if error.field == "embedding":  # no field of the body: the model's engine has none
+                raise type(error)("model", f"embeddings are {error.problem}") from None
             field = "input" if error.field in ("prompt", "tokens", "input") else error.field
             raise type(error)(field, error.problem) from None
         raise Cancelled("the request was cancelled")

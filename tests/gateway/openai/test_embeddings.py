@@ -131,7 +131,7 @@ async def test_what_is_not_there_is_refused_by_name() -> None:
 async def test_an_engine_that_has_none_says_so() -> None:
     async with door(engine={"refused": {"embedding": "not here"}}) as at:
         error = await at.refused(EMBEDDING, PATH)
-        assert (error["status"], error["message"]) == (400, "embedding: not here")
+        assert (error["status"], error["message"]) == (400, "model: embeddings are not here")
         (card,) = (await at.http.get("/v1/models")).json()["data"]
         assert "embeddings" not in card
 
