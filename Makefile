@@ -66,7 +66,7 @@ help:
 	@echo "make demo   the stack on the real model: twelve prompts, first come first served, then by our policy"
 	@echo "make demo-picture  the tutorial's picture of it, from a run on this machine"
 	@echo "make test   all tests but the long ones below, against a real Redis and the real model"
-	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (four minutes; Debian: it fetches Redis)"
+	@echo "make test-stores  the tests that need a Redis, on Valkey and on Redis (three minutes; Debian: it fetches Redis)"
 	@echo "make test-engine  two hundred prompts on the real model, against transformers (four minutes of one core)"
 	@echo "make test-families  sixty tiny models of public families, each served right or refused (three minutes of one core)"
 	@echo "make gpu-check  the engine on this machine's GPU: exactness, families, speed beside the floor (nine minutes; DEVICE=cpu: in little)"

@@ -119,7 +119,7 @@ def told(drawn: Drawn) -> list[object]:
     return [*drawn.tokens, *(each.logprob for each in drawn.logprobs), top]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), vocabulary=st.integers(3, 70) | st.just(2000), requests=st.integers(1, 6))
 def test_a_step_draws_what_each_request_would_alone(seed: int, vocabulary: int, requests: int) -> None:
     logits, asked = a_step(Random(seed), vocabulary, requests)
