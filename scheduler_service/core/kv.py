@@ -153,6 +153,12 @@ def need(worker: Worker, entry: Entry) -> int:
     return short if short > 0 else 0
 
 
+def may_begin(worker: Worker, others: Sequence[Entry], entry: Entry) -> bool:
+    """Whether foresight lets it begin here beside these."""
+    holding = sum([other.blocks > 0 for other in others])
+    return not _is_dear(worker, holding + 1) or _lasts(worker, [*others, entry])
+
+
 def _is_dear(worker: Worker, requests: int) -> bool:
     """Whether it takes long to compute anew what one of so many requests holds when they fill the memory."""
     cost, tokens = worker.up.cost, worker.up.blocks * worker.up.block_tokens / requests

@@ -205,14 +205,17 @@ def _waiting_for_memory(fleet: Fleet, worker: Worker) -> Entry | None:
     others = [other for other in fleet.workers.values() if other.left_out and other is not worker]
     if not others:
         return None
-    free = worker.free_blocks - sum([kv.need(worker, fleet.entries[key[-1]]) for key in worker.ranking])
+    own = fleet.homed(worker)
+    free = worker.free_blocks - sum([kv.need(worker, entry) for entry in own])
     best: Entry | None = None
     for other in others:
         for entry in filter(None, map(fleet.entries.get, other.left_out)):
             waits = entry.home == other.up.worker and entry.state is State.WAITING and not entry.offloaded
             if not waits or (best and entry.key >= best.key) or worker.blocks_for(entry) > free:
                 continue
-            if _may_move(fleet, entry, other, worker, idle=True):
+            if _may_move(fleet, entry, other, worker, idle=True) and (
+                not fleet.foresight or kv.may_begin(worker, own, entry)
+            ):
                 best = entry
     return best
 

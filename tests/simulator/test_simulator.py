@@ -126,6 +126,18 @@ def test_with_foresight_nobody_begins_for_whom_memory_runs_out(foresight: bool) 
     assert (pauses_s["second"] < 2) == foresight
 
 
+def test_with_foresight_two_workers_do_not_send_a_request_to_each_other_for_ever() -> None:
+    """Each has a slot for it, and memory for its prompt, but not for all of the output that is foreseen."""
+    jobs = [
+        job("a", 1, tokens=5, prompt_tokens=20),
+        job("b", 1, tokens=1, prompt_tokens=20),
+        job("c", 2, tokens=40, prompt_tokens=1),
+    ]
+    costs = StepCosts(0, 1000, 0, 0, t_prefill_ms_per_token=200)
+    trace = run(jobs, slots=2, workers=2, draft_len=0, plan_lag=1, costs=costs, kv_budget_tokens=60, foresight=True)
+    assert len(trace.outcomes) == len(jobs)
+
+
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_prompts_are_not_computed_over_and_over_when_memory_is_short(slots: int) -> None:
     """las would go to another after every round; memory is for one of the three, and a rebuild takes two rounds."""
