@@ -180,8 +180,15 @@ class Fleet:
             return []
         large = [entry for entry in self.entries.values() if entry.request.most_tokens > memory_tokens]
         self.largest = max((entry.request.most_tokens for entry in large), default=memory_tokens)  # others have ended
-        stopped = [entry for entry in large if entry.state is not State.RUNNING]
+        stopped = filter(self.has_stopped, large)
         return [entry for entry in stopped if not any(worker.holds(entry) for worker in workers)]
+
+    def has_stopped(self, entry: Entry) -> bool:
+        """Whether it does not run, nor may by a plan that its worker has still to carry out. A worker that runs nobody
+        reports no row, from which this request's state would follow."""
+        if entry.state is not State.RUNNING or entry.home is None:
+            return True
+        return entry.request.id not in self.workers[entry.home].listed
 
     @property
     def crowded(self) -> bool:

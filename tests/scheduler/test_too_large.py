@@ -1,7 +1,7 @@
 """A fleet comes back smaller than it was: what no worker can hold any more holds up nobody, and ends."""
 
 from scheduler_service.core.core import SETTLED_S, Core
-from scheduler_service.core.events import Draining, Submitted, Tick, WorkerDown
+from scheduler_service.core.events import Draining, Obeyed, Submitted, Tick, WorkerDown
 from scheduler_service.core.lifecycle import State
 from scheduler_service.core.types import Effect, Ended
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
@@ -89,3 +89,28 @@ def test_one_that_outgrows_all_workers_ends_and_the_next_one_runs() -> None:
     assert 100 < queue.fleet.entries["grows"].tokens <= 128
     (failed,) = ended(queue.observe(Tick(), worker.now + SETTLED_S))
     assert failed.record.request.id == "grows"
+
+
+def test_one_that_outgrows_the_only_worker_ends_though_nobody_runs_after_it() -> None:
+    queue = core("fcfs")
+    worker = FakeWorker(queue, {"grows": 500}, blocks=8)
+    worker.submit("grows", max_tokens=500)
+    while queue.plan("w").schedule:
+        worker.step()
+    last = queue.fleet.workers["w"].planned
+    assert not queue.observe(Tick(), worker.now + SETTLED_S), "the worker may still run it by an earlier plan"
+    queue.observe(Obeyed("w", last, None), worker.now)
+    (failed,) = ended(queue.observe(Tick(), worker.now + SETTLED_S))
+    assert failed.record.request.id == "grows"
+
+
+def test_one_that_outgrows_its_worker_goes_on_at_a_larger_one() -> None:
+    """Which has come after it began."""
+    queue = core("fcfs")
+    small = FakeWorker(queue, {"grows": 500}, "small", blocks=8)
+    small.submit("grows", max_tokens=500)
+    small.run(40)
+    large = FakeWorker(queue, {"grows": 500}, "large", blocks=64)
+    assert small.run(100)[-1] == ""
+    assert large.run(1) == ["grows"]
+    assert queue.fleet.entries["grows"].home == "large"
