@@ -176,7 +176,8 @@ def compare(
         typer.echo(f"laps-sd: {left} of {len(asked)} runs are left{about}: the same command goes on", err=True)
     elif not counted:
         typer.echo("laps-sd: all runs are left out, so nothing is compared", err=True)
-    if minutes is None if left else not counted:  # within `--minutes` some are left as a rule
+    cut_short = left and minutes is None  # within `--minutes` some are left as a rule
+    if cut_short or not (left or counted):
         raise typer.Exit(1)
 
 
