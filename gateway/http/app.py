@@ -52,6 +52,7 @@ def make_app(
                 allow_origins=list(cors_origins),
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
+                allow_private_network=True,  # a page of the internet that was named, and a gateway in one's own network
                 expose_headers=[REQUEST_ID_KEY, *errors.RETRY],
             )
         )

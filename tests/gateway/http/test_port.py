@@ -260,6 +260,16 @@ async def test_cross_origin_pages_are_let_in_only_where_it_is_set() -> None:
         assert {"x-request-id", "retry-after", "retry-after-ms", "x-should-retry"} == set(shown)
 
 
+async def test_a_named_page_of_the_internet_may_reach_a_gateway_in_a_private_network() -> None:
+    """Chromium asks before it lets such a page do so."""
+    asked = {"access-control-request-method": "POST", "access-control-request-private-network": "true"}
+    async with port(cors_origins=("https://page.example",)) as (_, client):
+        named = await client.options("/v1/models", headers=asked | {"origin": "https://page.example"})
+        assert (named.status_code, named.headers["access-control-allow-private-network"]) == (200, "true")
+        other = await client.options("/v1/models", headers=asked | {"origin": "https://foreign.example"})
+        assert other.status_code == 400
+
+
 OWN_PAGE = {"origin": "{own}", "sec-fetch-site": "same-origin"}
 REBOUND = {"host": "foreign.example:8080", "origin": "http://foreign.example:8080"}
 
