@@ -245,8 +245,9 @@ def test_a_head_that_does_not_fit_is_refused(
     save_head(random_head(tiny), tmp_path)
     file = tmp_path / "head.json"
     file.write_text(file.read_text().replace(old, new))
-    with pytest.raises(ModelError, match=problem):
+    with pytest.raises(ModelError, match=problem) as refused:
         drafter_named(tmp_path, target)
+    assert "\n" not in str(refused.value), "whoever supervises the worker tells one line"
 
 
 @pytest.mark.parametrize("file", ["head.json", "head.safetensors"])

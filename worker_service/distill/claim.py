@@ -24,11 +24,11 @@ def claim(options: Namespace, target: LoadedModel) -> None:
     }
     options.work.mkdir(parents=True, exist_ok=True)
     file = options.work / "about.json"
-    try:
-        known = json.loads(file.read_text())
-    except FileNotFoundError:
+    if not file.exists() or not any(options.work.glob("*.jsonl")):  # no answer was generated yet
         file.write_text(json.dumps(about, indent=1) + "\n")
         return
+    try:
+        known = json.loads(file.read_text())
     except ValueError as error:
         raise ModelError(f"{file}: {error}; remove the folder, or give --work another one") from error
     if other := [name for name, value in about.items() if known.get(name) != value]:

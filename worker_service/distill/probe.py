@@ -104,7 +104,8 @@ def tell_worth(worth: dict[str, Worth], options: Namespace, console: Console) ->
     console.print(table)
     if not any(each.answers for each in worth.values()):
         console.print("no answer has ended by itself, so the probe knows nothing: raise --max-tokens")
-    console.print(f"the probe: {options.out}; serve with it: LAPS_SD_WORKER_PROBE={options.out} laps-sd up")
+    command = f"LAPS_SD_WORKER_PROBE={options.out} laps-sd up --model {options.target}"
+    console.print(f"the probe: {options.out}; serve with it: {command}")
 
 
 def _examples(

@@ -80,7 +80,8 @@ def distill(options: Namespace, console: Console) -> None:
             judges = _generate(options, target, tests, name_of(tests), options.test_tokens, bar)
         judges = [sample for sample in judges if len(sample.output) > 1]
         if not learned or not judges:
-            raise PromptError("too few prompts: none is left to learn from, or none to judge by")
+            lacking = "none is left to learn from, or none to judge by"
+            raise PromptError(f"too few answers: {lacking}; raise --tokens, or give more prompts")
         if options.probe:
             return tell_worth(make_probe(options, target, learned, judges), options, console)
         maker = _learn(options, target, learned, bar)
@@ -89,7 +90,8 @@ def distill(options: Namespace, console: Console) -> None:
         _write(report, options)  # it took long, and the race may want more memory than there is
     tables = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
     _print_acceptance(acceptance, tables)
-    console.print(f"the drafter: {options.out}; serve with it: laps-sd up --drafter {options.out}")
+    command = f"laps-sd up --model {options.target} --drafter {options.out}"
+    console.print(f"the drafter: {options.out}; serve with it: {command}")
     with _progress(console) as bar:
         speed = _race(options, target, maker, judges, bar)
     _write(report | {"speed": {name: asdict(row) for name, row in speed.items()}}, options)

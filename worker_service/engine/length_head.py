@@ -184,5 +184,6 @@ def load_length_head(folder: Path) -> LengthHead:
         if not all(bool(weight.isfinite().all()) for weight in head.state_dict().values()):
             raise ValueError("a weight is not finite")
     except (TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"it is no probe of this version: {error}") from error
+        told = " ".join(str(error).split())  # torch lists tensors on lines of their own
+        raise ValueError(f"it is no probe of this version: {told}") from error
     return head

@@ -86,5 +86,6 @@ def load_head(folder: Path) -> DraftHead:
         head = DraftHead(DraftHeadConfig(**json.loads((folder / CONFIG).read_text())))
         head.load_state_dict(load_file(folder / WEIGHTS))
     except (TypeError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"{folder} is no draft head of this version: {error}") from error
+        told = " ".join(str(error).split())  # torch lists tensors on lines of their own
+        raise ValueError(f"it is no draft head of this version: {told}") from error
     return head
