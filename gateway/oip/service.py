@@ -113,14 +113,18 @@ class OpenInference(inference_pb2_grpc.GRPCInferenceServiceServicer):
         writing = asyncio.Lock()  # grpc takes one write at a time
         now = asyncio.get_running_loop().time
 
+        def wait_until(at: float | None) -> None:
+            if not patience.expired():  # else this task is cancelled in a moment
+                patience.reschedule(at)
+
         async def write(message: pb.ModelStreamInferResponse) -> None:
             async with writing:
-                patience.reschedule(now() + self._stalled_s)
+                wait_until(now() + self._stalled_s)
                 try:
                     await context.write(message)
                 except grpc.aio.BaseError as error:  # the client has hung up, and the call is not cancelled yet
                     raise asyncio.CancelledError from error
-                patience.reschedule(None)
+                wait_until(None)
 
         places = asyncio.Semaphore(MOST_AT_ONCE)
         unreadable: RequestError | None = None
