@@ -18,7 +18,7 @@ from tests.gateway.harness import TOKENIZER
 
 async def test_every_figure_is_measured_and_every_answer_comes_whole(tmp_path: Path) -> None:
     TOKENIZER.save(str(tmp_path / "tokenizer.json"))
-    load = Load(streams=11, rounds_per_s=50, tokens_per_round=2, many=5, many_s=2, seconds=0.5)
+    load = Load(streams=50, rounds_per_s=50, tokens_per_round=2, many=5, many_s=2, seconds=0.5)
     figures = await measure(load, tmp_path)
     added_ms = figures["ttft_p50_ms"] - figures["straight_ttft_p50_ms"]
     assert figures["straight_ttft_p50_ms"] > 0
