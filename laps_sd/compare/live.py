@@ -26,7 +26,7 @@ from laps_sd.stack import Stack
 from scheduler_service.predictor.window import WINDOW
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.fields import expected_row
-from scheduler_service.sim.recording import Recording, explained_lengths, fitted, read_events
+from scheduler_service.sim.recording import Recording, Seen, explained_lengths, fitted, read_events
 
 TIMEOUT_S = 7200.0  # of a request; in a burst the last one waits for all others
 WARM_UP_TOKENS = 8
@@ -140,8 +140,23 @@ def faults(measured: Measured, pace: StepCosts | None = None) -> list[str]:
         *_pace_faults(measured, pace, results["mean_e2el_ms"] / 1e3),
         *(["the predictor had forgotten what it was taught"] if measured.cold else []),
         *(["the worker was away at the end"] if not measured.stats.workers else []),
+        *(["the worker was lost while requests were served"] if _lost(measured) else []),
         *(["the scheduler did not see all of it: a service died"] if _unseen(measured) else []),
     ]
+
+
+def _lost(measured: Measured) -> bool:
+    """Whether the worker, or its connection, died between the first arrival and the last end."""
+    seen = _seen(measured)
+    began_s = min((each.arrived_s for each in seen), default=0.0)
+    ended_s = max((each.ended_s for each in seen), default=0.0)
+    return any(began_s < at < ended_s for at in measured.recording.lost_s)
+
+
+def _seen(measured: Measured) -> list[Seen]:
+    """What the scheduler saw of the requests that were sent, without those of the warm-up."""
+    requests = measured.recording.requests
+    return [requests[record.request_id] for record in measured.records if record.request_id in requests]
 
 
 def _unseen(measured: Measured) -> bool:
@@ -163,8 +178,8 @@ def _latest_s(measured: Measured, pace: StepCosts | None) -> float | None:
     """How late a step was at most, of those since the first request. The warm-up's do not count."""
     if pace is None:
         return None
-    seen = [measured.recording.requests.get(record.request_id) for record in measured.records]
-    return latest_s(pace, measured.recording, min((each.arrived_s for each in seen if each), default=0.0))
+    began_s = min((each.arrived_s for each in _seen(measured)), default=0.0)
+    return latest_s(pace, measured.recording, began_s)
 
 
 def _pace_faults(measured: Measured, pace: StepCosts | None, mean_s: float) -> Iterator[str]:
@@ -184,7 +199,6 @@ def as_json(measured: Measured, plan: Sequence[Planned], pace: StepCosts | None 
         _request(record, planned, recording) | {"steady_s": steadily.get(record.request_id)}
         for record, planned in zip(measured.records, plan, strict=True)
     ]
-    seen = [recording.requests.get(record.request_id) for record in measured.records]
     return {
         "results": summarise(measured.records, {}, ours=True),
         "conditions": asdict(measured.conditions),
@@ -199,7 +213,7 @@ def as_json(measured: Measured, plan: Sequence[Planned], pace: StepCosts | None 
         "predictor": {
             "finished": stats.predictor.finished,
             "explained": explained_lengths(
-                (each.expected, max(1, each.output_tokens), each.max_tokens) for each in seen if each
+                (each.expected, max(1, each.output_tokens), each.max_tokens) for each in _seen(measured)
             ),
         },
         "kv_tokens": recording.kv_tokens,

@@ -47,11 +47,12 @@ class Seen:
 @dataclass(slots=True)
 class Recording:
     """`timeline`: of each step its shape, when it was reported and how long it took. `kv_tokens`: of the worker's
-    memory."""
+    memory. `lost_s`: when the worker died, or its connection."""
 
     requests: dict[str, Seen] = field(default_factory=dict)
     timeline: list[tuple[Shape, float, float]] = field(default_factory=list)
     kv_tokens: int = 0
+    lost_s: list[float] = field(default_factory=list)
 
     def steps(self) -> list[list[float]]:
         """Rows of a shape's numbers, how many steps had it, and their seconds in all: what `fitted` takes."""
@@ -102,6 +103,8 @@ def read_events(path: Path) -> Recording:
             recording.requests[request["id"]] = seen
         elif kind == "WorkerUp":
             recording.kv_tokens = event["blocks"] * event["block_tokens"]
+        elif kind == "WorkerDown" and event["died"]:
+            recording.lost_s.append(now)
         elif kind == "StepDone":
             ran = _step(recording, now, event, ran)
     return recording

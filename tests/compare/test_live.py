@@ -45,6 +45,15 @@ def test_each_fault_is_said() -> None:
         assert words in fault
 
 
+def test_a_worker_that_died_and_came_back_is_a_fault_while_requests_were_served() -> None:
+    run = measured()
+    run.recording.requests["r"].arrived_s, run.recording.requests["r"].ended_s = 10.0, 20.0
+    run.recording.lost_s = [9.0, 21.0]
+    assert faults(run) == []
+    run.recording.lost_s.append(15.0)
+    assert faults(run) == ["the worker was lost while requests were served"]
+
+
 def test_a_worker_that_is_away_at_the_end_is_a_fault_and_idle_for_no_known_time() -> None:
     run = measured()
     run.stats = Stats()

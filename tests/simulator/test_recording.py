@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.beliefs import Expected, Length
 from scheduler_service.core.costs import CostProfile
-from scheduler_service.core.events import Round, StepDone, Submitted, WorkerUp
+from scheduler_service.core.events import Round, StepDone, Submitted, WorkerDown, WorkerUp
 from scheduler_service.core.types import Plan, Request, Run
 from scheduler_service.event_log import EventLog
 from scheduler_service.sim.costs import StepCosts
@@ -64,6 +64,14 @@ def test_steps_are_counted_by_what_their_time_depends_on(log: Path) -> None:
     assert recording.kv_tokens == 640
     assert (Shape(drafts=4, batch=2, verified=7, prefilled=0, resumed=1), 3.0, 0.01) in recording.timeline
     assert [0, 2, 1, 11, 0, 1, 0.01] in recording.steps()
+
+
+def test_deaths_of_the_worker_are_recorded_but_not_when_it_leaves(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.jsonl")
+    events.event(1.0, WorkerDown("w", died=True))
+    events.event(2.0, WorkerDown("w"))
+    events.close()
+    assert read_events(tmp_path / "events.jsonl").lost_s == [1.0]
 
 
 def test_a_log_cut_short_loses_that_line_alone(log: Path) -> None:
