@@ -369,6 +369,19 @@ def test_the_prefill_of_a_round_is_bounded_and_the_best_come_first(tiny: Tiny) -
     assert {row.request_id: row.prefilled for row in driver.step(ranking)} == {"first": 20, "second": 4, "runs": 0}
 
 
+def test_one_for_whom_no_prefill_is_left_takes_no_blocks(tiny: Tiny) -> None:
+    """It could share those of a prompt like its own. Without a row nobody would learn that it holds them."""
+    driver = Driver(tiny.engine(max_prefill=16))
+    text = list(range(20, 60))
+    prefill_all(driver, "before", text)
+    driver.engine.forget("before")
+    driver.admit("long", list(range(60, 100)), Limits(max_tokens=2))
+    driver.admit("shares", text, Limits(max_tokens=2))
+    (row,) = driver.step([Run("long", 0, 64), Run("shares", 0, 64)])
+    assert row.request_id == "long"
+    assert driver.engine.blocks - driver.engine.free_blocks == row.blocks
+
+
 def test_rounds_go_on_while_another_model_is_loaded_in_bfloat16(tiny: Tiny) -> None:
     def run() -> list[int]:
         driver = Driver(tiny.engine(block_tokens=16))

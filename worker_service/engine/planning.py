@@ -118,6 +118,8 @@ class Planner:
             if request.error or request.remaining_tokens <= 0:
                 over.append(request)
                 continue
+            if request.num_uncomputed and (not budget or (request.scores and not scored)):
+                continue  # no prefill is left for it; without a row nobody would hear of blocks that it shares
             # Once a request had to be skipped for want of blocks, those listed after it must not take any.
             if not skipped:
                 self._resume(request)
