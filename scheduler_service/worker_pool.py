@@ -218,12 +218,15 @@ class WorkerPool:
 
     def _report_without_rows(self, session: WorkerSession, report: pb.StepReport) -> None:
         """Either a heartbeat (free_blocks is 0) or the worker's answer to a command that lists no request. The answer
-        says how much KV is free after cancellations. If suspects wait for this worker to be empty, they may start."""
+        says how much KV is free after cancellations, if any. If suspects wait for this worker to be empty, they may
+        start; and requests that have outgrown it no longer run here, so they may go to another worker."""
         fleet = self._core.fleet
-        quarantined = not session.command.schedule and fleet.isolation.quarantined(fleet.workers[session.worker])
-        if quarantined or report.free_blocks:
+        worker, nobody = fleet.workers[session.worker], not session.command.schedule
+        quarantined = nobody and fleet.isolation.quarantined(worker)
+        stopped = nobody and worker.listed and report.command_seq == session.seq and fleet.outgrown(worker)
+        if quarantined or stopped or report.free_blocks:
             self._durable.observe(Obeyed(session.worker, report.command_seq, report.free_blocks or None))
-        if quarantined:
+        if quarantined or stopped:
             session.wake.set()
 
     # ---- what they are told ----

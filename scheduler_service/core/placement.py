@@ -29,7 +29,6 @@ def choose(fleet: Fleet, name: str) -> list[Entry]:
     request's tokens again.
     """
     worker = fleet.workers[name]
-    _displace_outgrown(fleet, worker)
     chosen: list[Entry] = []
     slots = worker.up.slots
     for key in _best(fleet, worker, most_listed(fleet, worker)):
@@ -45,12 +44,10 @@ def choose(fleet: Fleet, name: str) -> list[Entry]:
     return chosen
 
 
-def _displace_outgrown(fleet: Fleet, worker: Worker) -> None:
+def displace_outgrown(fleet: Fleet, worker: Worker) -> None:
     """Requests that have become too long for this worker's memory go to a larger one; it may have come since."""
-    if worker.memory_tokens < fleet.largest:
-        for entry in fleet.homed(worker):
-            if fleet.has_stopped(entry) and not worker.holds(entry):
-                fleet.displace(entry)
+    for entry in filter(fleet.has_stopped, fleet.outgrown(worker)):
+        fleet.displace(entry)
 
 
 def choose_suspects(fleet: Fleet, name: str) -> list[Entry] | None:

@@ -15,6 +15,7 @@ def make_plan(fleet: Fleet, name: str, *, choose_drafts: bool, prefill_chunk: in
     """
     fleet.refit_some()
     worker = fleet.workers[name]
+    placement.displace_outgrown(fleet, worker)  # before it is asked which worker is vacant
     suspects = placement.choose_suspects(fleet, name)
     chosen = placement.choose(fleet, name) if suspects is None else suspects
     by_claim_reversed = (fleet.entries[key[-1]] for key in reversed(worker.ranking))

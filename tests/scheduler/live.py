@@ -116,10 +116,8 @@ class ScriptedWorker(Peer):
 
     async def report(self, *rows: worker_pb.Row, **changes: Any) -> None:
         self.step_no += 1
-        report = worker_pb.StepReport(
-            epoch=self.welcome.epoch, session=self.session, step=self.step_no, rows=rows, free_blocks=50, verify_s=0.001
-        )
-        report.MergeFrom(worker_pb.StepReport(**changes))
+        said = {"epoch": self.welcome.epoch, "session": self.session, "free_blocks": 50, "verify_s": 0.001} | changes
+        report = worker_pb.StepReport(step=self.step_no, rows=rows, **said)
         await self.call.write(worker_pb.FromWorker(report=report))
 
     def row(self, id: str, start: int, *tokens: int, finish: types_pb.FinishReason = 0, **more: Any) -> worker_pb.Row:  # type: ignore[assignment]

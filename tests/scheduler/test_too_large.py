@@ -3,8 +3,12 @@
 from scheduler_service.core.core import SETTLED_S, Core
 from scheduler_service.core.events import Draining, Obeyed, Submitted, Tick, WorkerDown
 from scheduler_service.core.lifecycle import State
+from scheduler_service.core.placement import idle_beside_work
 from scheduler_service.core.types import Effect, Ended
+from scheduler_service.store import MemoryStore
 from tests.scheduler.builders import FakeWorker, core, request, worker_up
+from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
+from tests.waiting import until
 
 SMALL = ["a", "b", "c", "d"]
 
@@ -114,3 +118,64 @@ def test_one_that_outgrows_its_worker_goes_on_at_a_larger_one() -> None:
     assert small.run(100)[-1] == ""
     assert large.run(1) == ["grows"]
     assert queue.fleet.entries["grows"].home == "large"
+
+
+def test_a_suspect_is_not_kept_waiting_for_a_worker_that_an_outgrown_request_leaves() -> None:
+    """Which worker is vacant enough to try a suspect alone is asked after it has left."""
+    queue = core("fcfs")
+    lengths = {"grows": 500, "a": 3, "b": 9}
+    small = FakeWorker(queue, lengths, "small", slots=2, blocks=8)
+    small.submit("grows", max_tokens=500)
+    while queue.plan("small").schedule:
+        small.step()
+    FakeWorker(queue, lengths, "dies", slots=2, blocks=8)
+    small.submit("a", "b", max_tokens=9)
+    assert len(queue.plan("dies").schedule) == 2
+    queue.observe(WorkerDown("dies", died=True), small.now)
+    small.step()  # the first of the two suspects runs here, by itself
+    other = FakeWorker(queue, lengths, "other", slots=2, blocks=8)
+    assert not queue.plan("other").schedule
+    while "a" in queue.fleet.entries:
+        small.step()
+    queue.plan("small")
+    assert "b" in (placed := {id: entry.home for id, entry in queue.fleet.entries.items()})
+    assert placed["b"] == "small" or idle_beside_work(queue.fleet) == other.name, "nobody would plan for it"
+
+
+async def outgrow(worker: ScriptedWorker) -> None:
+    """Run the request `grows` until the worker of a single block has no room for another round, and is told to run
+    nobody. It fills the memory, so the answer to that has no free blocks to tell."""
+    await worker.until("grows")
+    for start in (0, 5):  # behind a prompt of three tokens; a block has 16
+        await worker.report(worker.row("grows", start, *[7] * 5, blocks=1), command_seq=worker.command.seq)
+    command = await worker.until()
+    await worker.report(command_seq=command.seq, free_blocks=0)
+
+
+async def test_a_live_worker_that_answers_that_it_runs_nobody_runs_no_outgrown_request() -> None:
+    async with scheduler(MemoryStore(), policy="fcfs") as (leader, target):
+        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach(blocks=1)
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("grows", 1, 2, 3)
+        await outgrow(worker)
+
+        async def homeless() -> bool:
+            return [entry.request.id for entry in leader.core.fleet.homeless()] == ["grows"]
+
+        await until(homeless)  # so it ends once the fleet has settled
+        for peer in (worker, gateway):
+            await peer.close()
+
+
+async def test_a_live_outgrown_request_goes_on_at_a_larger_worker_that_is_idle() -> None:
+    async with scheduler(MemoryStore(), policy="fcfs") as (_, target):
+        gateway, small = ScriptedGateway(target), await ScriptedWorker(target, "small").attach(blocks=1)
+        await gateway.until(lambda: gateway.serving.ready)
+        await gateway.submit("grows", 1, 2, 3)
+        await small.until("grows")
+        large = await ScriptedWorker(target, "large").attach()
+        await large.next_command()
+        await outgrow(small)
+        await large.until("grows")
+        for peer in (small, large, gateway):
+            await peer.close()
