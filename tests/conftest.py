@@ -34,6 +34,11 @@ if process := os.environ.get("PYTEST_XDIST_WORKER"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Clients of other people's that the tests use would ask a proxy of the environment for what listens here.
+for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"):
+    for variable in (name, name.upper()):
+        os.environ.pop(variable, None)
+
 # Begun last, one of these would keep one process busy while the others have nothing left.
 LONG_FILES = {"test_several_devices.py", "test_real_model.py", "test_fuzz.py"}
 REDIS_FIXTURES = {"redis_url", "each_store"}  # whoever starts servers of their own marks their file

@@ -8,11 +8,12 @@ import redis
 from scheduler_service.leader import Leader
 from scheduler_service.store import MemoryStore, RedisStore, Store
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, Switch, scheduler
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
 async def store(redis_url: str, namespace: str) -> AsyncIterator[Switch]:
-    made = Switch(redis_url, namespace=namespace)
+    made = Switch(redis_url, namespace=namespace, timeout_s=WAIT_S)
     yield made
     await made.close()
 
@@ -31,7 +32,10 @@ async def each_store(request: pytest.FixtureRequest, namespace: str) -> AsyncIte
         MemoryStore()
         if request.param == "memory"
         else RedisStore(
-            request.getfixturevalue("redis_url"), namespace=namespace, options=request.getfixturevalue("redis_user")
+            request.getfixturevalue("redis_url"),
+            namespace=namespace,
+            timeout_s=WAIT_S,
+            options=request.getfixturevalue("redis_user"),
         )
     )
     yield made

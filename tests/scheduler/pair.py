@@ -12,7 +12,7 @@ from pathlib import Path
 from laps_sd.stack import claim_ports
 from protos.health import PLAINTEXT, is_serving
 from scheduler_service.store import RedisStore
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 LINK = "laps_sd.link.v1.GatewayLink"
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ async def pair(
     """The one that leads, and the one that stands by. On a busy machine a leader may stand still for longer than the
     default lease; for this one it does not. `logs`: folder for what they log."""
     arguments = ("--redis-url", redis_url, "--namespace", namespace, "--lease-s", str(lease_s), *more)
-    store = RedisStore(redis_url, namespace=namespace)
+    store = RedisStore(redis_url, namespace=namespace, timeout_s=WAIT_S)
     await store.step_down(await store.lead(1))  # the first need not wait for the lease of a leader there never was
     await store.close()
     first, second = (

@@ -36,7 +36,7 @@ from scheduler_service.store import MemoryStore, RedisStore, Store
 from scheduler_service.trainer import Trainer
 from tests.scheduler.builders import request, worker_up
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 SHORT, LONG = (7, 7, 7), (9, 9, 9)  # prompts of two kinds
 
@@ -331,7 +331,7 @@ async def test_a_mistake_in_learning_ends_no_leadership(monkeypatch: pytest.Monk
 
 async def test_live_a_short_kind_is_expected_to_be_shorter(redis_url: str, namespace: str) -> None:
     """Over gRPC, with the training process; the second scheduler knows it from Redis."""
-    store = RedisStore(redis_url, namespace=namespace)
+    store = RedisStore(redis_url, namespace=namespace, timeout_s=WAIT_S)
     async with scheduler(store) as (leader, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
         await gateway.until(lambda: gateway.serving.ready)

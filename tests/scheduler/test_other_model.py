@@ -20,13 +20,14 @@ from scheduler_service.store import RedisStore, Stored, StoreUnavailable, Unread
 from scheduler_service.worker_pool import MODEL_STAYS_S
 from tests.scheduler.live import MODEL, ScriptedGateway, ScriptedWorker, hello, scheduler
 from tests.scheduler.restarted import all_read, leave, live
+from tests.waiting import WAIT_S
 
 STOP, ERROR = types_pb.FINISH_REASON_STOP, types_pb.FINISH_REASON_ERROR
 
 
 @pytest.fixture
 async def store(redis_url: str, namespace: str) -> AsyncIterator[RedisStore]:
-    made = RedisStore(redis_url, namespace=namespace)
+    made = RedisStore(redis_url, namespace=namespace, timeout_s=WAIT_S)
     yield made
     await made.close()
 

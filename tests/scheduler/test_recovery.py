@@ -14,7 +14,7 @@ from scheduler_service.store.rounds import encode
 from tests.scheduler import stored
 from tests.scheduler.live import ScriptedGateway, scheduler
 from tests.scheduler.restarted import all_read, leave, live
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 STOP = types_pb.FINISH_REASON_STOP
 CANCELLED = types_pb.FINISH_REASON_CANCELLED
@@ -23,7 +23,7 @@ DATA_LOSS = 15
 
 @pytest.fixture
 async def store(redis_url: str, namespace: str) -> AsyncIterator[RedisStore]:
-    made = RedisStore(redis_url, namespace=namespace)
+    made = RedisStore(redis_url, namespace=namespace, timeout_s=WAIT_S)
     yield made
     await made.close()
 
@@ -175,7 +175,7 @@ async def test_what_the_store_may_not_set_aside_ends_no_service(
     await leave(store, "a", "b")
     raw.hset(store.keys.request("a"), "state", "asleep")
     raw.execute_command("ACL", "SETUSER", redis_user["username"], "-rename")
-    old_rules = RedisStore(redis_url, namespace=namespace, options=redis_user)
+    old_rules = RedisStore(redis_url, namespace=namespace, timeout_s=WAIT_S, options=redis_user)
     async with live(old_rules) as (leader, worker, _):
         await worker.until("b")
         await all_read(leader)

@@ -20,13 +20,13 @@ from scheduler_service.store.rounds import encode
 from tests.scheduler.builders import request
 from tests.scheduler.live import ScriptedGateway, ScriptedWorker, scheduler
 from tests.scheduler.store.writes import record
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 STOP = types_pb.FINISH_REASON_STOP
 
 
 async def test_a_restarted_scheduler_reads_redis_back_and_goes_on(redis_url: str, namespace: str) -> None:
-    store = RedisStore(redis_url, namespace=namespace)
+    store = RedisStore(redis_url, namespace=namespace, timeout_s=WAIT_S)
     async with scheduler(store) as (_, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
         await gateway.until(lambda: gateway.serving.ready)
@@ -59,7 +59,7 @@ async def test_a_restarted_scheduler_reads_redis_back_and_goes_on(redis_url: str
 
 
 async def test_a_finished_request_can_be_followed_after_a_restart(redis_url: str, namespace: str) -> None:
-    store = RedisStore(redis_url, namespace=namespace)
+    store = RedisStore(redis_url, namespace=namespace, timeout_s=WAIT_S)
     async with scheduler(store) as (_, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
         await gateway.until(lambda: gateway.serving.ready)
@@ -145,7 +145,7 @@ async def test_a_take_over_that_redis_breaks_off_is_repeated_whole(redis_url: st
 
 
 async def test_a_new_leader_knows_of_rounds_that_were_stored_as_tokens_alone(redis_url: str, namespace: str) -> None:
-    store = RedisStore(redis_url, namespace=namespace)
+    store = RedisStore(redis_url, namespace=namespace, timeout_s=WAIT_S)
     async with scheduler(store) as (leader, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
         await gateway.until(lambda: gateway.serving.ready)

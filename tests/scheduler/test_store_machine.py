@@ -22,6 +22,7 @@ from scheduler_service.core.types import Record
 from scheduler_service.store import Fenced, LostWrites, MemoryStore, Pulse, RedisStore, Store, Stored, Unreadable, Write
 from scheduler_service.store.rounds import decode, encode
 from tests.scheduler.builders import request
+from tests.waiting import WAIT_S
 
 IDS = ("a", "b", "c")
 KEEP_S = 60
@@ -48,7 +49,7 @@ class Twins(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.now = 0.0
         self.memory = MemoryStore(keep_s=KEEP_S, clock=lambda: self.now)
-        self.redis = RedisStore(self.url, namespace=f"machine-{uuid.uuid4().hex}", keep_s=KEEP_S)
+        self.redis = RedisStore(self.url, namespace=f"machine-{uuid.uuid4().hex}", keep_s=KEEP_S, timeout_s=WAIT_S)
         self.raw = aioredis.Redis.from_url(self.url)
         self.epochs = [self.both(lambda store: store.lead(1))]
         self.numbers = {self.epochs[0]: 0}  # of the last commit that each reign made

@@ -12,6 +12,7 @@ from scheduler_service.store import RedisStore, Stored, Unreadable, Verdict, Wri
 from scheduler_service.store.fields import ACCEPTANCE, MAJOR, MINOR, RECORD, REQUEST, SCRIPT, Field
 from tests.scheduler.builders import request
 from tests.scheduler.store.writes import Reign, record, tokens
+from tests.waiting import WAIT_S
 
 TABLE = REQUEST.fields + RECORD.fields + SCRIPT.fields + ACCEPTANCE.fields
 NEEDED = [field for field in TABLE if field.default is ...]
@@ -20,7 +21,7 @@ BY_DEFAULT = [field for field in TABLE if field.default is not ...]
 
 @pytest.fixture
 async def store(redis_url: str, namespace: str) -> AsyncIterator[RedisStore]:
-    made = RedisStore(redis_url, namespace=namespace)
+    made = RedisStore(redis_url, namespace=namespace, timeout_s=WAIT_S)
     yield made
     await made.close()
 

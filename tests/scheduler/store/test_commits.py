@@ -10,6 +10,7 @@ from scheduler_service.core.lifecycle import State
 from scheduler_service.store import LostWrites, RedisStore, Store, Verdict, Write
 from scheduler_service.store.rounds import decode, encode
 from tests.scheduler.store.writes import Reign, created, live_ids, output, record, submission, tokens
+from tests.waiting import WAIT_S
 
 
 class Encoded(Exception):
@@ -20,7 +21,7 @@ async def test_a_commit_of_many_writes_lets_others_run_while_it_is_encoded(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scheduler_service.store.redis.ENCODED_AT_ONCE", 8)
-    store, turns = RedisStore(redis_url, namespace=namespace), 0
+    store, turns = RedisStore(redis_url, namespace=namespace, timeout_s=WAIT_S), 0
     epoch = await store.lead(1)
     with mock.patch("scheduler_service.store.redis.msgpack.packb", side_effect=Encoded):
         committing = asyncio.create_task(store.commit(epoch, 1, [submission(f"r{n}") for n in range(64)]))

@@ -12,6 +12,7 @@ from scheduler_service.store import Index, RedisStore, Store, Stored, StoreUnava
 from scheduler_service.store.rounds import decode
 from tests.scheduler.builders import request
 from tests.scheduler.store.writes import Reign, created, live_ids, output, record, submission, tokens
+from tests.waiting import WAIT_S
 
 
 async def test_what_was_written_is_read_back(store: Store) -> None:
@@ -117,7 +118,7 @@ async def test_nothing_is_written_of_a_request_set_aside(store: Store) -> None:
 
 
 async def test_ended_requests_and_their_logs_expire(redis_url: str, namespace: str) -> None:
-    store = RedisStore(redis_url, namespace=namespace, keep_s=60)
+    store = RedisStore(redis_url, namespace=namespace, timeout_s=WAIT_S, keep_s=60)
     reign = await created(store, "a")
     await reign.commit(replace(tokens("a", 0, 10), ending=b"over"))
     async with aioredis.Redis.from_url(redis_url) as client:
