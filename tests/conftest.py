@@ -34,8 +34,9 @@ if process := os.environ.get("PYTEST_XDIST_WORKER"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Clients of other people's that the tests use would ask a proxy of the environment for what listens here.
-for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"):
+# Clients of other people's that the tests use would ask a proxy of the environment for what listens here. And what is
+# written would have other colours and widths.
+for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "force_color", "no_color", "columns"):
     for variable in (name, name.upper()):
         os.environ.pop(variable, None)
 

@@ -20,7 +20,7 @@ from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub
 from protos.serving import channel
 from protos.v1 import inference_pb2, status_pb2
 
-READY_S = 30.0
+READY_S = 120.0  # however busy the machine
 SERVICE = "laps_sd.link.v1.WorkerLink"
 
 

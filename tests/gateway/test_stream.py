@@ -229,13 +229,13 @@ async def test_a_client_that_hangs_up_on_a_detached_request_leaves_it_running() 
         assert link.received.empty()
 
 
-@pytest.mark.parametrize(("settings", "params"), [({"request_timeout_s": 1.0}, {}), ({}, {"timeout_s": 1.0})])
+@pytest.mark.parametrize(("settings", "params"), [({"request_timeout_s": 3.0}, {}), ({}, {"timeout_s": 3.0})])
 async def test_a_deadline_goes_to_the_scheduler_and_holds_here_too(
     settings: dict[str, Any], params: dict[str, Any]
 ) -> None:
     async with stack(**settings) as (_, link, client):
         task, submit = await begin(client, link, **params)
-        assert 0 < submit.timeout_s < 1.5  # gRPC rounds up
+        assert 0 < submit.timeout_s < 3.5  # gRPC rounds up
         with pytest.raises(DeadlinePassed):
             await finish(task)
         assert (await link.next("cancel")).request_id == submit.request_id

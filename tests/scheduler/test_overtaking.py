@@ -58,7 +58,7 @@ def workloads(draw: st.DrawFn) -> list[Job]:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(workloads(), st.sampled_from(["gittins", "laps-sd"]), st.integers(2, 4), st.integers(1, 3), st.integers(0, 1))
 def test_later_arrivals_never_get_more_than_the_bound_allows(
     jobs: list[Job], name: str, bound: int, slots: int, plan_lag: int
