@@ -96,7 +96,7 @@ def compare(
     """
     from laps_sd.compare import identity, live, prompts
     from laps_sd.compare.design import BASE, Cell, Drawn, Settings, check_load, runs
-    from laps_sd.compare.folder import Damaged, Folder, OtherSettings
+    from laps_sd.compare.folder import Damaged, Folder, OtherSettings, runs_of
     from laps_sd.compare.pace import for_worker, pace_of
     from laps_sd.compare.work import Work
     from worker_service.model_files import ModelError
@@ -155,6 +155,11 @@ def compare(
     except (OtherSettings, Damaged, OSError) as error:
         typer.echo(f"laps-sd: {error}", err=True)
         raise typer.Exit(1) from None
+    try:
+        for made in runs_of(out):  # what there is of other policies is told, too, by simulations of them
+            identity.policy_code(made["run"]["policy"])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--out") from None
     cells = {Cell(number, load): list(names) for number in many for load in loads}
     for name, cell in extras:
         cells[cell] = list(dict.fromkeys([*cells.get(cell, [BASE]), name]))

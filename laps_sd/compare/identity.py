@@ -1,9 +1,12 @@
 """What served a comparison: code, weights, libraries. Measures nothing."""
 
+import sys
 from pathlib import Path
 
 from laps_sd.machine import versions
+from scheduler_service.core.policies import POLICIES, find_policy
 from scheduler_service.sim.journal import code_digest
+from scheduler_service.sim.oracle import parts
 from worker_service.identity import fingerprint
 from worker_service.pull import resolve
 
@@ -32,3 +35,12 @@ def made_with(model: str, drafter: str) -> dict[str, str]:
     ModelError."""
     drafts = fingerprint(Path(drafter)) if Path(drafter).is_absolute() else drafter
     return {"model": fingerprint(resolve(model)), "drafter": drafts} | versions()
+
+
+def policy_code(policy: str) -> str:
+    """A digest of the file of a policy of somebody's own; "" for ours. Raises ValueError if it cannot be imported."""
+    name, _ = parts(policy)
+    if name in POLICIES:
+        return ""
+    file = sys.modules[find_policy(name).__module__].__file__
+    return code_digest([Path(file)])[:16] if file else ""

@@ -8,9 +8,10 @@ from typing import Any
 
 from laps_sd.compare.design import Run
 from scheduler_service.core.core import PREFILL_CHUNK
+from scheduler_service.guarded import guarded
 from scheduler_service.sim.costs import StepCosts
 from scheduler_service.sim.fields import expectation
-from scheduler_service.sim.oracle import parts, simulated_policy
+from scheduler_service.sim.oracle import SIMULATED, parts, simulated_policy
 from scheduler_service.sim.recording import fitted
 from scheduler_service.sim.results import summarise
 from scheduler_service.sim.simulator import simulate
@@ -71,7 +72,10 @@ def fleet_of_cell(cell: Mapping[str, Any], summary: Mapping[str, Any], kv_tokens
 
 def mean_ms(jobs: Sequence[Job], policy: str, fleet: SimFleet) -> float:
     """Mean latency of the jobs under `policy`: `oracle`, or a name with settings behind colons."""
-    simulated = simulated_policy(*parts(policy), jobs, fleet.reference_draft)
+    name, settings = parts(policy)
+    simulated = simulated_policy(name, settings, jobs, fleet.reference_draft)
+    if name not in SIMULATED:
+        simulated = guarded(simulated)  # as in the service whose runs it is compared with
     return summarise(simulate(jobs, simulated, fleet))["mean_e2el_ms"]
 
 

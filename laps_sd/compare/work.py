@@ -51,8 +51,10 @@ class Work:
         return time.monotonic() + max(self._took_s, default=0.0) >= until_s
 
     def _done(self, run: Run) -> bool:
-        """Whether the folder has the run, a load made with the capacity that the folder has now."""
+        """Whether the folder has the run, by the policy's code of now; a load by the capacity that there is now."""
         if not self._folder.has(run, faulty=self.tolerant):
+            return False
+        if self._folder[run].get("policy_code", "") != identity.policy_code(run.policy):
             return False
         if run.cell.load == BURST:
             return True
@@ -89,7 +91,7 @@ class Work:
         capacity = 1.0 if run.cell.load == BURST else self._capacity(run)
         times_s = due(run, len(requests), capacity, self._settings.seed)
         plan = [replace(planned, due_s=due_s) for planned, due_s in zip(requests, times_s, strict=True)]
-        name, policy_set = parts(run.policy)
+        (name, policy_set), policy_code = parts(run.policy), identity.policy_code(run.policy)
         options = replace(self._options, slots=run.cell.slots, policy=name, policy_set=tuple(policy_set))
         for attempt in range(1, ATTEMPTS + 1):
             began = time.monotonic()
@@ -98,7 +100,8 @@ class Work:
             self._took_s.append(took_s)
             figures = live.as_json(measured, plan, self._settings.pace)
             kept = {"capacity": capacity, "took_s": round(took_s, 1), "attempt": attempt}
-            self._folder.add(run, figures | kept | {"machine": machine.machine(), "versions": machine.versions()})
+            made_by = {"policy_code": policy_code, "machine": machine.machine(), "versions": machine.versions()}
+            self._folder.add(run, figures | kept | made_by)
             mean_s = figures["results"]["mean_e2el_ms"] / 1e3
             faults = f"; disturbed: {'; '.join(figures['faults'])}" if figures["faults"] else ""
             idle = figures["scheduler"]["idle_share"]

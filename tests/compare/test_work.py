@@ -1,5 +1,6 @@
 """A comparison that was stopped goes on where it was: with runs that cost nothing in place of services."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -94,6 +95,24 @@ def test_loads_are_run_anew_when_their_capacity_was(tmp_path: Path, services: Se
     again = [run for run in ASKED if run.cell.load != "burst" and run.repetition == 1]
     assert len(services.begun) == len(ASKED) + len(again)
     assert services.rates[-1] == pytest.approx(services.rates[2] / 2)
+
+
+def test_a_run_by_other_code_of_a_policy_of_ones_own_is_run_anew(
+    tmp_path: Path, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "own_policy_of_a_comparison.py"
+    file.write_text("from scheduler_service.core.policies.fcfs import Fcfs as Own\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(identity, "find_policy", lambda name: SimpleNamespace(__module__=file.stem))
+    monkeypatch.setitem(sys.modules, file.stem, SimpleNamespace(__file__=str(file)))  # type: ignore[arg-type]
+    cells = {Cell(2, "burst"): ["fcfs", f"{file.stem}.Own"]}
+    asked = list(runs(cells, 1, seed=0))
+    for _ in range(2):
+        assert work(tmp_path).through(asked, None) == 0
+    assert len(services.begun) == 2
+    file.write_text(file.read_text() + "# changed\n")
+    assert work(tmp_path).through(asked, None) == 0
+    assert [options.policy for options in services.begun[2:]] == [f"{file.stem}.Own"]
 
 
 def test_loads_whose_capacity_was_removed_are_missing(tmp_path: Path, services: Services) -> None:
