@@ -59,6 +59,8 @@ class WorkerPool:
         # those that are durable.
         sent = {held.request_id: -1 for held in hello.held}
         session = WorkerSession(hello.worker_id, hello.session, sent, self._settings.report_within_ms / 1000)
+        if hello.worker_id in self.sessions:  # the same worker again, or two that take each other's place for ever
+            self._log.warning("worker_replaced", worker=hello.worker_id, by="another connection of the same --name")
         self.sessions.open(session)
         self._durable.apply(translate.to_worker_up(hello))
         if hello.worker_id in self._to_go:  # its link broke before it heard so

@@ -5,6 +5,7 @@ import math
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from protos import version
 from protos.link.v1 import common_pb2 as common_pb
@@ -192,3 +193,15 @@ async def test_the_event_log_replays_to_the_same_plans(store: Switch, tmp_path_f
     plans = list(replay(path, lambda: Core(make_policy("default"))))
     assert len(plans) > 3
     assert all(logged == rebuilt for _, logged, rebuilt in plans)
+
+
+async def test_two_workers_of_one_name_are_told_of(store: Switch) -> None:
+    """They take each other's place for as long as both run."""
+    with capture_logs() as logs:
+        async with scheduler(store) as (_, target):
+            first = await ScriptedWorker(target, "w").attach()
+            second = await ScriptedWorker(target, "w").attach()
+            await first.ended()
+            for peer in (first, second):
+                await peer.close()
+    assert [line["worker"] for line in logs if line["event"] == "worker_replaced"] == ["w"]
