@@ -116,9 +116,9 @@ class ScriptedWorker(Peer):
 
     async def report(self, *rows: worker_pb.Row, **changes: Any) -> None:
         self.step_no += 1
-        said = {"epoch": self.welcome.epoch, "session": self.session, "free_blocks": 50, "verify_s": 0.001} | changes
-        report = worker_pb.StepReport(step=self.step_no, rows=rows, **said)
-        await self.call.write(worker_pb.FromWorker(report=report))
+        said = {"epoch": self.welcome.epoch, "session": self.session, "step": self.step_no, "rows": rows}
+        said |= {"free_blocks": 50, "verify_s": 0.001} | changes
+        await self.call.write(worker_pb.FromWorker(report=worker_pb.StepReport(**said)))
 
     def row(self, id: str, start: int, *tokens: int, finish: types_pb.FinishReason = 0, **more: Any) -> worker_pb.Row:  # type: ignore[assignment]
         placement = self.admitted[id].placement
