@@ -185,8 +185,8 @@ def render(
     longer: Summary | None = None,
 ) -> str:
     """The page. `scheduler`: the JSON of `laps-sd bench scheduler`; `unpaced`: a comparison without --pace; `arrivals`:
-    the JSON of laps_sd.compare.arrivals; `opening`: a comparison of what policies do to first tokens; `longer`: one
-    with more slots and longer answers."""
+    the JSON of laps_sd.compare.arrivals; `opening`: a comparison of what policies do to first tokens; `longer`: one with
+    more slots and longer answers."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     text = Path(__file__).with_name("benchmarks.md.jinja").read_text()
     every = [name for cell in summary["cells"] for name in cell["policies"]]
