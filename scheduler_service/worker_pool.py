@@ -225,7 +225,7 @@ class WorkerPool:
         fleet = self._core.fleet
         worker, nobody = fleet.workers[session.worker], not session.command.schedule
         quarantined = nobody and fleet.isolation.quarantined(worker)
-        stopped = nobody and worker.listed and report.command_seq == session.seq and fleet.outgrown(worker)
+        stopped = nobody and worker.listed and report.command_seq == session.seq and placement.outgrown(fleet, worker)
         if quarantined or stopped or report.free_blocks:
             self._durable.observe(Obeyed(session.worker, report.command_seq, report.free_blocks or None))
         if quarantined or stopped:

@@ -183,15 +183,9 @@ class Fleet:
         stopped = filter(self.has_stopped, large)
         return [entry for entry in stopped if not any(worker.holds(entry) for worker in workers)]
 
-    def outgrown(self, worker: Worker) -> list[Entry]:
-        """The worker's requests that have become too long for its memory."""
-        if worker.memory_tokens >= self.largest:
-            return []
-        return [entry for entry in self.homed(worker) if not worker.holds(entry)]
-
     def has_stopped(self, entry: Entry) -> bool:
-        """Whether it does not run, nor may by a plan that its worker has still to carry out. A worker that runs nobody
-        reports no row, from which this request's state would follow."""
+        """Whether it is not running. A worker that runs nobody reports no row that would say so of this request: then
+        the plans that list it must have been carried out."""
         if entry.state is not State.RUNNING or entry.home is None:
             return True
         return entry.request.id not in self.workers[entry.home].listed

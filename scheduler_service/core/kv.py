@@ -154,7 +154,9 @@ def need(worker: Worker, entry: Entry) -> int:
 
 
 def may_begin(worker: Worker, others: Sequence[Entry], entry: Entry) -> bool:
-    """Whether foresight lets it begin here beside these."""
+    """Whether foresight lets it begin here beside these. Alone it may in any case."""
+    if not others:
+        return True
     holding = sum([other.blocks > 0 for other in others])
     return not _is_dear(worker, holding + 1) or _lasts(worker, [*others, entry])
 

@@ -46,8 +46,16 @@ def choose(fleet: Fleet, name: str) -> list[Entry]:
 
 def displace_outgrown(fleet: Fleet, worker: Worker) -> None:
     """Requests that have become too long for this worker's memory go to a larger one; it may have come since."""
-    for entry in filter(fleet.has_stopped, fleet.outgrown(worker)):
+    for entry in filter(fleet.has_stopped, outgrown(fleet, worker)):
         fleet.displace(entry)
+
+
+def outgrown(fleet: Fleet, worker: Worker) -> list[Entry]:
+    """Those of the worker's next requests that have become too long for its memory."""
+    if worker.memory_tokens >= fleet.largest:
+        return []
+    following = (fleet.entries[key[-1]] for key in islice(worker.ranking, most_listed(fleet, worker)))
+    return [entry for entry in following if not worker.holds(entry)]
 
 
 def choose_suspects(fleet: Fleet, name: str) -> list[Entry] | None:

@@ -1,11 +1,13 @@
 """Whom a worker lists, what it takes from others, what it is to forget, and who plans when a request comes."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_service.core.events import Held, StepDone, Submitted
 from scheduler_service.core.placement import SPARES, called_for, claimable, idle_beside_work
 from scheduler_service.core.types import RequestClass
-from tests.scheduler.builders import FakeWorker, core, request, worker_up
+from tests.scheduler.builders import COST, FakeWorker, core, request, worker_up
 
 
 def test_the_list_has_a_few_spares_however_many_slots_there_are() -> None:
@@ -116,3 +118,18 @@ def test_a_small_worker_is_woken_for_nothing_that_only_a_busy_one_can_hold() -> 
     large.step()
     large.submit("last", prompt=5000, max_tokens=100)
     assert idle_beside_work(queue.fleet) is None
+
+
+def test_with_foresight_an_empty_worker_takes_one_that_waits_for_memory_however_long() -> None:
+    """Alone it may begin anywhere."""
+    queue = core("fcfs")
+    queue.fleet.foresight = True
+    dear = replace(COST, prefill_token_s=1.0)
+    busy = FakeWorker(queue, {"long": 100, "waits": 280}, "busy", slots=2, blocks=20, cost=dear)
+    busy.submit("long", max_tokens=100, prompt=100)
+    busy.run(2)
+    busy.submit("waits", max_tokens=150, prompt=160)
+    busy.run(2)
+    assert queue.fleet.workers["busy"].left_out == ("waits",)
+    FakeWorker(queue, busy.lengths, "empty", slots=2, blocks=20, cost=dear)
+    assert [run.id for run in queue.plan("empty").schedule] == ["waits"]
