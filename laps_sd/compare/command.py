@@ -199,13 +199,20 @@ def tell(
     """Prints and writes the figures of all runs in the folder, not only of those asked for. `about`: its prompts.
     Returns whether any run counts."""
     from laps_sd import machine
+    from laps_sd.compare import identity
     from laps_sd.compare.design import BASE, Run
     from laps_sd.compare.folder import runs_of, settings_of
     from laps_sd.compare.replay import write_recordings
     from laps_sd.compare.show import shown  # they load numpy
     from laps_sd.compare.summary import summarise
 
-    found = list(runs_of(folder.path))
+    found = []
+    for made in runs_of(folder.path):
+        if made.get("policy_code", "") == identity.policy_code(made["run"]["policy"]):
+            found.append(made)
+        else:
+            name = Run.of_json(made["run"]).name
+            typer.echo(f"laps-sd: {name} is left out: its policy's code has changed since", err=True)
     if not found:
         typer.echo("laps-sd: there is no run yet", err=True)
         return False

@@ -38,9 +38,10 @@ def made_with(model: str, drafter: str) -> dict[str, str]:
 
 
 def policy_code(policy: str) -> str:
-    """A digest of the file of a policy of somebody's own; "" for ours. Raises ValueError if it cannot be imported."""
+    """A digest of the files of a policy's classes; "" for ours. Raises ValueError if it cannot be imported."""
     name, _ = parts(policy)
     if name in POLICIES:
         return ""
-    file = sys.modules[find_policy(name).__module__].__file__
-    return code_digest([Path(file)])[:16] if file else ""
+    named = (getattr(sys.modules[kind.__module__], "__file__", None) for kind in find_policy(name).__mro__)
+    files = {Path(file) for file in named if file}
+    return code_digest(file for file in files if not file.is_relative_to(_ROOT / "scheduler_service"))[:16]

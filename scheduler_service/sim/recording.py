@@ -90,6 +90,7 @@ def read_events(path: Path) -> Recording:
     that was started again wrote behind it."""
     recording = Recording()
     ran: set[str] = set()
+    up = False
     for line in _lines(path):
         if "plan" in line:
             _planned(recording, line["plan"])
@@ -102,9 +103,13 @@ def read_events(path: Path) -> Recording:
             seen = Seen(request["max_tokens"], _EXPECTED.validate_python(request["expected"]), arrived_s=now)
             recording.requests[request["id"]] = seen
         elif kind == "WorkerUp":
-            recording.kv_tokens = event["blocks"] * event["block_tokens"]
-        elif kind == "WorkerDown" and event["died"]:
-            recording.lost_s.append(now)
+            if up:  # another connection took its place
+                recording.lost_s.append(now)
+            recording.kv_tokens, up = event["blocks"] * event["block_tokens"], True
+        elif kind == "WorkerDown":
+            up = False
+            if event["died"]:
+                recording.lost_s.append(now)
         elif kind == "StepDone":
             ran = _step(recording, now, event, ran)
     return recording

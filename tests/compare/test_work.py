@@ -103,8 +103,9 @@ def test_a_run_by_other_code_of_a_policy_of_ones_own_is_run_anew(
     file = tmp_path / "own_policy_of_a_comparison.py"
     file.write_text("from scheduler_service.core.policies.fcfs import Fcfs as Own\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(identity, "find_policy", lambda name: SimpleNamespace(__module__=file.stem))
-    monkeypatch.setitem(sys.modules, file.stem, SimpleNamespace(__file__=str(file)))  # type: ignore[arg-type]
+    kind = SimpleNamespace(__mro__=[SimpleNamespace(__module__=file.stem)])
+    monkeypatch.setattr(identity, "find_policy", lambda name: kind)
+    monkeypatch.setitem(sys.modules, file.stem, SimpleNamespace(__file__=str(file)))
     cells = {Cell(2, "burst"): ["fcfs", f"{file.stem}.Own"]}
     asked = list(runs(cells, 1, seed=0))
     for _ in range(2):

@@ -70,8 +70,11 @@ def test_deaths_of_the_worker_are_recorded_but_not_when_it_leaves(tmp_path: Path
     events = EventLog(tmp_path / "events.jsonl")
     events.event(1.0, WorkerDown("w", died=True))
     events.event(2.0, WorkerDown("w"))
+    up = WorkerUp("w", 2, 10, 64, 4, CostProfile())
+    for at in (3.0, 4.0):  # the older connection was not seen to end
+        events.event(at, up)
     events.close()
-    assert read_events(tmp_path / "events.jsonl").lost_s == [1.0]
+    assert read_events(tmp_path / "events.jsonl").lost_s == [1.0, 4.0]
 
 
 def test_a_log_cut_short_loses_that_line_alone(log: Path) -> None:

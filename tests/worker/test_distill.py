@@ -345,13 +345,14 @@ def refused(tmp_path: Path, target: Path, *words: str) -> str:
 def test_a_work_folder_of_another_target_is_not_gone_on_in(words: tuple[str, ...], tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "out.work").mkdir()
     (tmp_path / "out.work" / "about.json").write_text('{"target": "another"}')
-    (tmp_path / "out.work" / "samples.jsonl").touch()
+    (tmp_path / "out.work" / "samples.jsonl").write_text("{}\n")
     assert "out.work holds samples of another target" in refused(tmp_path, tiny.folder, *words)
 
 
 def test_a_work_folder_without_answers_is_anybodys(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "out.work").mkdir()
     (tmp_path / "out.work" / "about.json").write_text('{"target": "another"}')
+    (tmp_path / "out.work" / "samples.jsonl").touch()
     (tmp_path / "chat.jsonl").write_text("no JSON")
     flags = f"--target {tiny.folder} --prompts {tmp_path / 'chat.jsonl'} --out {tmp_path / 'out'}"
     with pytest.raises(SystemExit, match=r"chat\.jsonl"):
@@ -368,7 +369,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_work(tiny: Tiny, tmp_pa
 def test_what_the_work_folder_is_of_must_be_readable(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "out.work").mkdir()
     (tmp_path / "out.work" / "about.json").write_text('{"target": "cut')
-    (tmp_path / "out.work" / "samples.jsonl").touch()
+    (tmp_path / "out.work" / "samples.jsonl").write_text("{}\n")
     assert "about.json: Unterminated string" in refused(tmp_path, tiny.folder)
 
 

@@ -24,7 +24,8 @@ def claim(options: Namespace, target: LoadedModel) -> None:
     }
     options.work.mkdir(parents=True, exist_ok=True)
     file = options.work / "about.json"
-    if not file.exists() or not any(options.work.glob("*.jsonl")):  # no answer was generated yet
+    answered = any(samples.stat().st_size for samples in options.work.glob("*.jsonl"))
+    if not file.exists() or not answered:
         file.write_text(json.dumps(about, indent=1) + "\n")
         return
     try:
