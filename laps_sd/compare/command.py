@@ -156,7 +156,7 @@ def compare(
         typer.echo(f"laps-sd: {error}", err=True)
         raise typer.Exit(1) from None
     try:
-        for made in runs_of(out):  # what there is of other policies is told, too, by simulations of them
+        for made in runs_of(out):  # the tables show each policy of the folder beside its simulation
             identity.policy_code(made["run"]["policy"])
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None

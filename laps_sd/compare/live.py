@@ -154,7 +154,7 @@ def _lost(measured: Measured) -> bool:
 
 
 def _seen(measured: Measured) -> list[Seen]:
-    """What the scheduler saw of the requests that were sent, without those of the warm-up."""
+    """The requests of the run as the scheduler saw them; those of the warm-up are left out."""
     requests = measured.recording.requests
     return [requests[record.request_id] for record in measured.records if record.request_id in requests]
 

@@ -184,8 +184,8 @@ class Fleet:
         return [entry for entry in stopped if not any(worker.holds(entry) for worker in workers)]
 
     def has_stopped(self, entry: Entry) -> bool:
-        """Whether it is not running. A worker that runs nobody reports no row that would say so of this request: then
-        the plans that list it must have been carried out."""
+        """Whether the request no longer runs. A worker that runs nobody reports no rows, so a request may have stopped
+        that is still marked as running: it has once no plan that lists it is under way."""
         if entry.state is not State.RUNNING or entry.home is None:
             return True
         return entry.request.id not in self.workers[entry.home].listed
