@@ -151,3 +151,17 @@ def test_a_comparison_that_comes_to_nothing_fails(
     assert result.exit_code == 1
     assert "since a standstill" in result.stdout.replace("\n", " ")
     assert says in result.stderr
+
+
+def test_runs_by_other_code_of_a_policy_of_ones_own_are_left_out(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for policy, code in ((BASE, ""), ("tests.scheduler.own_policies.Fails", "of yesterday")):
+        run = Run(Cell(2, BURST), policy, 1)
+        folder.add(run, found(run, [1.0, 2.0]) | {"policy_code": code})
+    monkeypatch.setattr("laps_sd.compare.work.Work.through", lambda *_: 0)
+    flags = ("--slots", "2", "--load", "burst", "--policies", "fcfs", "--repetitions", "1")
+    result = CliRunner().invoke(app, ["compare", "--out", str(tmp_path / "out"), *flags])
+    assert result.exit_code == 0, result.stderr
+    assert "Fails is left out: its policy's code has changed since" in result.stderr
+    assert "Fails" not in result.stdout
