@@ -338,6 +338,22 @@ def test_it_tells_whose_guesses_are_late_and_whether_they_come_within_a_pass() -
         assert table.drafter.late([asks[0]._replace(local=True)]) == {}
 
 
+def test_a_wrong_guess_at_the_outcome_answers_no_text() -> None:
+    """It begins where the text ends, but behind other tokens. What follows the text is still to come, and as late."""
+    office = Office(delay_s=0.7 * PASS_S)
+    table = Table(office)
+    table.admit("a")
+    for _ in range(12):
+        table.step()
+    office.coming.clear()
+    text = [*table.texts["a"], 9]
+    table.drafter.verified([Verified("a", text, HIDDEN)])
+    wrong = Chain(len(text), extended(EMPTY, [*text[:-1], 8]), [1, 1])
+    office.coming = [(office.time_s, Drafts(office.time_s, [(1, wrong)]))]
+    assert table.drafter.late([Ask("a", text, 4)]) == {"a": True}
+    assert table.drafter.elsewhere.delay_s == pytest.approx(0.7 * PASS_S)
+
+
 def test_what_is_here_is_not_late() -> None:
     table = Table(Office(delay_s=PASS_S / 2))
     table.admit("a")

@@ -32,6 +32,12 @@ class Chains:
         self._chains.append(chain._replace(tokens=list(chain.tokens[:MOST_TOKENS])))
         del self._chains[:-MOST_CHAINS]
 
+    def follows(self, chain: Chain, tokens: Sequence[int], at: int) -> bool:
+        """Whether it says what comes right behind the first `at` of `tokens`, the whole text. One that guessed the
+        outcome of a pass wrongly may begin at the same place, but behind other tokens."""
+        self._grow(tokens)
+        return chain.at == at >= self._first and self._digests[at - self._first] == chain.prefix
+
     def longest(self, tokens: Sequence[int]) -> list[int]:
         """What follows `tokens`, the whole text, by the chain that says most; among equals by the newest.
 

@@ -265,7 +265,7 @@ class RemoteDrafter(Drafter):
         if (request := self._handles.get(handle)) is None:
             return  # it has ended meanwhile
         request.chains.add(chain)
-        if request.told_s is not None and chain.at == request.told:
+        if request.told_s is not None and request.chains.follows(chain, request.tokens, request.told):
             if request.answered:  # the first one took the time to read the whole text
                 self._worth.arrived(max(arrived_s - request.told_s, 0.0))
             request.told_s, request.answered = None, True
