@@ -7,15 +7,14 @@ with `python -m laps_sd.compare.arrivals`.
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from laps_sd.compare.design import BASE, BURST, Cell, Run, due
 from laps_sd.compare.replay import ORACLE, fleet_of_cell, mean_ms, recording_of
+from scheduler_service.sim.processes import pool
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job, read_workload
 
@@ -69,7 +68,7 @@ def main() -> None:
     for found, recording in _recorded(summary, folder / "recordings"):
         if not recording.exists():
             print(f"{found['name']} is left out: there is no {recording}", file=sys.stderr)
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as processes:
+    with pool() as processes:
         cells = list(other_arrivals(summary, folder / "recordings", processes.map))
     if not cells:
         sys.exit("nothing is written: no cell has a recording")

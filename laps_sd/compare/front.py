@@ -9,9 +9,7 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -22,6 +20,7 @@ from scheduler_service import core, sim
 from scheduler_service.sim.capped import simulate_capped
 from scheduler_service.sim.journal import Journal, code_digest
 from scheduler_service.sim.oracle import parts, simulated_policy
+from scheduler_service.sim.processes import pool
 from scheduler_service.sim.results import interval_95, summarise
 from scheduler_service.sim.simulator import simulate
 from scheduler_service.sim.worker import SimFleet
@@ -107,8 +106,8 @@ def measure(folder: Path, cells: Sequence[str], draws: int, seed: int, processes
     run = {"seed": seed, "made_of": code_digest(_made_of(folder))}  # more draws go on from fewer
     with Journal(folder / "front-unfinished.jsonl", run) as journal:
         owed = [unit for unit in units if unit.name not in journal]
-        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-            for unit, figures in zip(owed, pool.map(_measured, owed), strict=True):
+        with pool(processes) as workers:
+            for unit, figures in zip(owed, workers.map(_measured, owed), strict=True):
                 journal.add(unit.name, {unit.policy: figures})
         figures_of = {unit: journal[unit.name][unit.policy] for unit in units}
     found: dict[str, dict[str, dict[str, list[float]]]] = {cell: {} for cell in cells}

@@ -3,7 +3,6 @@ them by what they were told a while ago. The cells are spread over processes. A 
 """
 
 import hashlib
-import multiprocessing
 from collections import deque
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -17,6 +16,7 @@ from scheduler_service.core import backlog
 from scheduler_service.core.policies import Policy
 from scheduler_service.core.types import RequestClass
 from scheduler_service.predictor import PredictorKind, make_predictor
+from scheduler_service.sim.processes import SPAWN, begin
 from scheduler_service.sim.simulator import Simulation, max_tokens
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
@@ -73,11 +73,10 @@ def run_cells(jobs: Sequence[Job], settings: CellSettings) -> list[Fared]:
     most, ordered = max_tokens(jobs), sorted(jobs, key=lambda job: job.arrival_s)
     if processes == 1:
         return list(_lockstep(ordered, settings, shares, [_Share(shares[0], settings, most)]))
-    context = multiprocessing.get_context("spawn")
     pipes, children = [], []
     for share in shares:
-        ours, theirs = context.Pipe()
-        child = context.Process(target=_serve, args=(theirs, share, settings, most), daemon=True)
+        ours, theirs = SPAWN.Pipe()
+        child = SPAWN.Process(target=_serve, args=(theirs, share, settings, most), daemon=True)
         child.start()
         theirs.close()
         pipes.append(ours)
@@ -187,6 +186,7 @@ class _Share:
 
 def _serve(pipe: "Connection", cells: list[int], settings: CellSettings, most: int) -> None:
     """A process with some of the cells."""
+    begin()
     share = _Share(cells, settings, most)
     while True:
         asked = pipe.recv()

@@ -9,10 +9,8 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from scheduler_service.sim.bench import one_seed
 from scheduler_service.sim.generate import KINDS, MIX, Synthetic, generate
 from scheduler_service.sim.journal import Journal, code_digest
 from scheduler_service.sim.plain import Plain
+from scheduler_service.sim.processes import pool
 from scheduler_service.sim.results import percentile
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
@@ -139,8 +138,8 @@ def reproduce(
     units = [(case, seed) for case in cases(scale) for seed in range(1, scale.seeds + 1)]
     owed = [(case, seed) for case, seed in units if case.unit(seed) not in journal]
     wanted = [replace(case, policies=tuple(p for p in case.policies if only is None or p in only)) for case, _ in owed]
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        measured = pool.map(_measure, wanted, (seed for _, seed in owed))
+    with pool(jobs) as workers:
+        measured = workers.map(_measure, wanted, (seed for _, seed in owed))
         shown = track(
             measured, "Simulating", len(units), len(units) - len(owed), console=Console(stderr=True), transient=True
         )

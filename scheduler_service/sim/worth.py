@@ -11,15 +11,14 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, pstdev, variance
 from typing import Any
 
 from scheduler_service.sim.bench import one_seed, read_logs
 from scheduler_service.sim.generate import KINDS, Synthetic
+from scheduler_service.sim.processes import pool
 from scheduler_service.sim.results import interval_95
 from scheduler_service.sim.worker import SimFleet
 from scheduler_service.sim.workload import Job
@@ -88,9 +87,9 @@ def measure(requests: int, seeds: int, processes: int) -> list[dict[str, Any]]:
     """A row for each point: its settings, and of each policy a value for each seed. The same for any number of
     `processes`."""
     every = list(points())
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+    with pool(processes) as workers:
         asked = [(point, requests, seed) for point in every for seed in range(1, seeds + 1)]
-        found = list(pool.map(worth, *zip(*asked, strict=True)))
+        found = list(workers.map(worth, *zip(*asked, strict=True)))
     rows = []
     for index, point in enumerate(every):
         own = found[index * seeds : (index + 1) * seeds]

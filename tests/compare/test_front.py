@@ -54,7 +54,7 @@ def test_a_run_that_was_stopped_goes_on_and_more_draws_go_on_from_fewer(
             raise KeyboardInterrupt
         return measured(unit)
 
-    monkeypatch.setattr(front, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(front, "pool", Here)
     monkeypatch.setattr(front, "_measured", stops)
     with pytest.raises(KeyboardInterrupt):
         front.measure(folder, ["2@0.85"], 1, 1, 1)
@@ -67,7 +67,7 @@ class Here:
 
     map = staticmethod(map)
 
-    def __init__(self, processes: int, context: object) -> None: ...
+    def __init__(self, processes: int) -> None: ...
 
     def __enter__(self) -> "Here":
         return self
@@ -122,7 +122,7 @@ def test_a_stopped_run_of_another_record_begins_anew(folder: Path, monkeypatch: 
         return dict.fromkeys(front.KEPT, 1.0)
 
     seen: list[front.Unit] = []
-    monkeypatch.setattr(front, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(front, "pool", Here)
     monkeypatch.setattr(front, "_measured", stops)
     for requests in (30, 30, 31):
         record = json.loads((folder / "record.json").read_text())
