@@ -83,6 +83,7 @@ class Link:
         self._writing = asyncio.Lock()  # grpc takes one write at a time, and the link's beats come when they like
         self.received: asyncio.Queue[pb.FromGateway] = asyncio.Queue()
         self.cut = asyncio.Event()
+        self.silent = False  # it does not even beat
 
     async def next(self, kind: str) -> Any:
         """The gateway's next message, which must be of `kind`."""
@@ -150,7 +151,8 @@ class Scheduler(rpc.GatewayLinkServicer):
             while not link.cut.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(link.cut.wait(), BEAT_S)
-                await link.send()
+                if not link.silent:
+                    await link.send()
         finally:
             reading.cancel()
 
