@@ -345,14 +345,16 @@ async def test_one_of_a_pair_that_the_store_does_not_answer_sends_everybody_to_t
     store: Switch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cannot hear that the other one leads. No request is blamed, and where nobody else leads all come back."""
-    monkeypatch.setattr(leader_module, "CUT_OFF_S", 0.2)
     async with scheduler(store, standby=True) as (leader, target):
         gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
         await gateway.until(lambda: gateway.serving.ready)
         await gateway.submit("a")
         await worker.until("a")
         store.cut = True
-        await asyncio.gather(gateway.ended(), worker.ended())
+        with monkeypatch.context() as impatient:  # no longer: a store that answers is silent for BEAT_S, which is more
+            impatient.setattr(leader_module, "CUT_OFF_S", 0.2)
+            impatient.setattr(leader, "_cut_off_s", 0.2)
+            await asyncio.gather(gateway.ended(), worker.ended())
         store.cut = False
         assert not leader.core.fleet.isolation.suspects
         back = await ScriptedWorker(target).attach()

@@ -23,7 +23,7 @@ SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
 
 
-def child_of(program: str, stop_s: float = 5.0) -> tuple[Child, list[bytes]]:
+def child_of(program: str, stop_s: float = waiting.WAIT_S) -> tuple[Child, list[bytes]]:
     """A child that runs this Python program, and the lines that it prints."""
     lines: list[bytes] = []
     return Child(Command("small", [sys.executable, "-c", program], stop_s=stop_s), lines.append), lines
@@ -38,7 +38,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def kept(child: Child) -> AsyncIterator[None]:
-    async with asyncio.timeout(waiting.WAIT_S), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(2 * waiting.WAIT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(child.keep_running())
         try:
             yield
