@@ -25,3 +25,9 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{listening.getsockname()[1]}")
         monkeypatch.delenv("no_proxy", raising=False)
         yield listening
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for a cause: the servers of these tests are threads of a busy process."""
+    monkeypatch.setattr("laps_sd.client.causes.PROBE_S", WAIT_S / 4)
