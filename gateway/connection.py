@@ -26,7 +26,7 @@ BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 0.3
 START_S = 10.0  # services that start together find each other within this; a gateway that starts alone says so then
 GREETING_TIMEOUT_S = 5.0  # until the scheduler's first message
-LOOKS = 10  # within SILENT_S the silence is measured so often: a silent scheduler is noticed a tenth later at most
+LOOKS = 10  # within SILENT_S: a silent scheduler is noticed a tenth later at most
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 Reply = TypeVar("Reply")
@@ -68,7 +68,7 @@ class Connection:
         self.unanswered = Unanswered()
         self._was_up, self._outage = False, Outage()  # up ever
         self._stuck = asyncio.Event()  # more messages than may wait
-        self._waits_since = inf  # on the event loop's clock: since then a read waits for the scheduler
+        self._looks = -inf  # so often a read was seen to wait for the scheduler; -inf: none waits
         self._log = structlog.get_logger()
 
     def move(self, schedulers: Sequence[str]) -> None:
@@ -173,7 +173,7 @@ class Connection:
 
     async def _converse(self, scheduler: str, stub: Stub) -> None:
         self._stuck.clear()
-        self._waits_since = inf
+        self._looks = -inf
         call = stub.Link(metadata=(*self._metadata, *([(version.MODEL_KEY, self.has_model)] if self.has_model else ())))
         try:
             try:
@@ -203,23 +203,20 @@ class Connection:
                 await self._on_down()
 
     async def _read(self, call: Call) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            self._waits_since = loop.time()
+            self._looks = 0
             message = await call.read()
             if not isinstance(message, gateway_link_pb2.ToGateway):
                 return  # the scheduler hung up
-            self._waits_since = inf
+            self._looks = -inf
             await self._on_message(message)
 
     async def _silence(self) -> None:
         """Return once a read has waited too long. A timeout around each read would cost as much as relaying a row. Time
         is counted in looks: a gateway that stood still for a while has not waited for the scheduler."""
-        since, looks = inf, 0
-        while looks < LOOKS:
+        while self._looks <= LOOKS:  # the first look may come right after the read began
             await asyncio.sleep(SILENT_S / LOOKS)
-            looks = looks + 1 if self._waits_since == since < inf else 0
-            since = self._waits_since
+            self._looks += 1
 
 
 async def _dialled(link: grpc.aio.Channel) -> None:

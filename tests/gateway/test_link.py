@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -83,14 +82,16 @@ async def test_a_gateway_that_stood_still_blames_no_scheduler(monkeypatch: pytes
     connection = Connection(
         [], Tls(), queue_size=1, rpc_timeout_s=1.0, on_up=nothing, on_message=nothing, on_down=nothing
     )
-    connection._waits_since = asyncio.get_running_loop().time()
+    connection._looks = 0
     silence = asyncio.create_task(connection._silence())
     await asyncio.sleep(0)
-    time.sleep(0.4)  # noqa: ASYNC251  # as a stopped process, or one that gets no processor
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + 60)  # as after a minute in which the process was stopped
     for _ in range(3):
         await asyncio.sleep(0)
     assert not silence.done()
-    await asyncio.wait_for(silence, WAIT_S)  # it has waited for the whole time since
+    await asyncio.wait_for(silence, WAIT_S)
 
 
 async def test_of_two_schedulers_the_one_that_leads_is_found() -> None:
