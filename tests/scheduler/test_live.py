@@ -1,6 +1,5 @@
 """Requests and their streams at the live scheduler: real gRPC, a real Redis, scripted workers and gateways."""
 
-import asyncio
 import math
 from typing import Any
 
@@ -15,11 +14,9 @@ from protos.times import seconds
 from protos.v1 import inference_pb2 as inference_pb
 from protos.v1 import status_pb2 as status_pb
 from protos.v1 import types_pb2 as types_pb
-from scheduler_service import leader as leader_module
 from scheduler_service.core.entry import Entry
 from scheduler_service.core.known import Known
 from scheduler_service.ledger import Ledger
-from scheduler_service.session import WorkerSession
 from scheduler_service.store import MemoryStore
 from scheduler_service.store.rounds import decode
 from scheduler_service.tracked import Tracked
@@ -339,64 +336,6 @@ async def test_an_id_that_is_no_key_is_refused(live: Live, id: str) -> None:
     await gateway.submit(id)
     await gateway.until(lambda: id in gateway.refused)
     assert gateway.refused[id].message == "request_id: must have 1 to 128 characters: letters, digits and . _ : -"
-
-
-async def test_one_of_a_pair_that_the_store_does_not_answer_sends_everybody_to_the_other(
-    store: Switch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It cannot hear that the other one leads. No request is blamed, and where nobody else leads all come back."""
-    async with scheduler(store, standby=True) as (leader, target):
-        gateway, worker = ScriptedGateway(target), await ScriptedWorker(target).attach()
-        await gateway.until(lambda: gateway.serving.ready)
-        await gateway.submit("a")
-        await worker.until("a")
-        store.cut = True
-        with monkeypatch.context() as impatient:  # no longer: a store that answers is silent for BEAT_S, which is more
-            impatient.setattr(leader_module, "CUT_OFF_S", 0.2)
-            impatient.setattr(leader, "_cut_off_s", 0.2)
-            await asyncio.gather(gateway.ended(), worker.ended())
-        store.cut = False
-        assert not leader.core.fleet.isolation.suspects
-        back = await ScriptedWorker(target).attach()
-        await back.until("a")
-        for peer in (gateway, worker, back):
-            await peer.close()
-
-
-async def test_a_worker_that_attaches_while_all_are_sent_away_has_not_crashed(
-    live: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader, first, gateway = live
-    await gateway.submit("a")
-    await first.until("a")
-    await first.report(leaving=True)
-    await gateway.until(lambda: not gateway.serving.ready)
-    attach = leader.attach
-
-    async def slowly(*args: Any) -> WorkerSession:
-        leader._send_away(leader_module.CUT_OFF_S)
-        return await attach(*args)
-
-    monkeypatch.setattr(leader, "attach", slowly)
-    second = await ScriptedWorker(first.target, "second").attach()
-    await second.ended()
-    assert "second" not in leader.sessions
-    assert not leader.core.fleet.isolation.suspects
-    await second.close()
-
-
-async def test_the_longer_a_store_is_away_the_more_seldom_links_are_ended(store: Switch) -> None:
-    async with scheduler(store) as (leader, _):
-
-        def ends_links(silent_s: float) -> bool:
-            before = leader.links_ended
-            leader._send_away(silent_s)
-            return before.is_set()
-
-        after_s = (4, 5, 6, 9, 10, 11, 19, 20, 39, 40)
-        assert [silent_s for silent_s in after_s if ends_links(silent_s)] == [5, 10, 20, 40]
-        assert not ends_links(0)
-        assert ends_links(5)
 
 
 async def test_without_a_worker_nothing_is_admitted(store: Switch) -> None:
