@@ -29,5 +29,6 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for a cause: the servers of these tests are threads of a busy process."""
+    """Each step of the search for the cause of a failed connection has time: the servers of these tests are threads of
+    the same, busy process."""
     monkeypatch.setattr("laps_sd.client.causes.PROBE_S", WAIT_S / 4)

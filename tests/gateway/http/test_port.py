@@ -243,7 +243,7 @@ async def test_a_connection_on_which_a_later_request_never_becomes_whole_is_clos
         reader, writer = await asyncio.open_connection(host, int(number))
         writer.write(before)
         assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)).startswith(b"HTTP/1.1")
-        monkeypatch.setattr(protos.http_server, "IDLE_S", 0.05)  # not before: the first request would have no longer
+        monkeypatch.setattr(protos.http_server, "IDLE_S", 0.05)  # not before: it holds for the first request, too
         writer.write(rest)
         await asyncio.wait_for(reader.read(), WAIT_S)
         writer.close()
