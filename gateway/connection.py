@@ -6,7 +6,6 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from math import inf
 from typing import TypeAlias, TypeVar
 
 import grpc
@@ -18,7 +17,8 @@ from protos import version
 from protos.errors import NotServing, from_call
 from protos.link.v1 import gateway_link_pb2, gateway_link_pb2_grpc
 from protos.outage import Outage
-from protos.serving import SILENT_S, Stream, channel, dialled, first_of
+from protos.serving import Stream, channel, dialled, first_of
+from protos.silence import Silence
 from protos.tls import Tls
 from protos.v1 import inference_pb2, status_pb2
 
@@ -26,7 +26,6 @@ BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 0.3
 START_S = 10.0  # services that start together find each other within this; a gateway that starts alone says so then
 GREETING_TIMEOUT_S = 5.0  # until the scheduler's first message
-LOOKS = 10  # within SILENT_S: a silent scheduler is noticed a tenth later at most
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 Reply = TypeVar("Reply")
@@ -68,7 +67,6 @@ class Connection:
         self.unanswered = Unanswered()
         self._was_up, self._outage = False, Outage()  # up ever
         self._stuck = asyncio.Event()  # more messages than may wait
-        self._looks = -inf  # so often a read was seen to wait for the scheduler; -inf: none waits
         self._log = structlog.get_logger()
 
     def move(self, schedulers: Sequence[str]) -> None:
@@ -173,7 +171,6 @@ class Connection:
 
     async def _converse(self, scheduler: str, stub: Stub) -> None:
         self._stuck.clear()
-        self._looks = -inf
         call = stub.Link(metadata=(*self._metadata, *([(version.MODEL_KEY, self.has_model)] if self.has_model else ())))
         try:
             try:
@@ -190,10 +187,12 @@ class Connection:
             self._log.info("scheduler_linked", scheduler=scheduler)
             await self._on_up()
             await self._on_message(message)
-            # A read fails so, and a write after the end.
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                upward = self._upward
-                await first_of(lambda: self._read(call), lambda: _write(call, upward), self._stuck.wait, self._silence)
+            # A read fails so, a silent scheduler, and a write after the end.
+            with suppress(grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError):
+                upward, silence = self._upward, Silence()
+                await first_of(
+                    lambda: self._read(call, silence), lambda: _write(call, upward), self._stuck.wait, silence.lasts
+                )
         finally:
             call.cancel()
             if self._upward is not None:
@@ -202,21 +201,10 @@ class Connection:
                 (self._log.info if ours else self._log.warning)("scheduler_lost")
                 await self._on_down()
 
-    async def _read(self, call: Call) -> None:
-        while True:
-            self._looks = 0
-            message = await call.read()
-            if not isinstance(message, gateway_link_pb2.ToGateway):
-                return  # the scheduler hung up
-            self._looks = -inf
+    async def _read(self, call: Call, silence: Silence) -> None:
+        """Until the scheduler hangs up."""
+        while isinstance(message := await silence.read(call), gateway_link_pb2.ToGateway):
             await self._on_message(message)
-
-    async def _silence(self) -> None:
-        """Return once a read has waited too long. A timeout around each read would cost as much as relaying a row. Time
-        is counted in looks: a gateway that stood still for a while has not waited for the scheduler."""
-        while self._looks <= LOOKS:  # the first look may come right after the read began
-            await asyncio.sleep(SILENT_S / LOOKS)
-            self._looks += 1
 
 
 async def _dialled(link: grpc.aio.Channel) -> None:

@@ -25,7 +25,6 @@ BEAT_S = 1.0  # a scheduler sends something on each link at least this often
 DIAL_S = 2.0  # until a port answers
 MAX_UNSEEN = 10_000  # calls that gRPC has taken and Python has not seen yet; of more some are cancelled without a word
 MAX_PROBES = 64  # calls at a time on a port for health alone
-SILENT_S = 5.0  # a scheduler that sends nothing for this long hangs or was stopped: the link counts as broken
 
 
 def stranger_options(max_streams: int) -> dict[str, int]:

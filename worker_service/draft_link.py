@@ -21,7 +21,8 @@ from protos.channels import options
 from protos.link.v1 import draft_link_pb2 as pb
 from protos.logs import configure_logs
 from protos.outage import Outage
-from protos.serving import BEAT_S, SILENT_S, dialled, first_of
+from protos.serving import BEAT_S, dialled, first_of
+from protos.silence import Silence
 from protos.tls import Tls
 
 # Up: the session, then a ToDrafter. Down: the session, when it arrived, then a FromDrafter; none: the session is over.
@@ -137,7 +138,8 @@ class DraftLink:
         self._log.info("drafter_attached", drafter=drafter, drafts_with=welcome.welcome.model)
         try:
             await self._tell_worker(welcome.SerializeToString())
-            await first_of(lambda: self._read(call), lambda: self._write(call, queue))
+            silence = Silence()
+            await first_of(lambda: self._read(call, silence), lambda: self._write(call, queue), silence.lasts)
         finally:
             self._to_drafter = None
             while not queue.empty():  # who waits to put something there goes on
@@ -149,10 +151,9 @@ class DraftLink:
         packet = DOWN.pack(self._session, time.monotonic()) + message
         await asyncio.get_running_loop().sock_sendall(self._worker, packet)
 
-    async def _read(self, call: _Call) -> None:
+    async def _read(self, call: _Call, silence: Silence) -> None:
         while True:
-            async with asyncio.timeout(SILENT_S):
-                message = await call.read()
+            message = await silence.read(call)
             if not isinstance(message, pb.FromDrafter):
                 raise SessionError("it hung up, or its message was none")
             if message.HasField("drafts"):

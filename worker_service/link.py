@@ -15,7 +15,8 @@ from protos.link.v1 import worker_link_pb2 as pb
 from protos.link.v1.worker_link_pb2_grpc import WorkerLinkStub
 from protos.models import parts
 from protos.outage import Outage
-from protos.serving import DIAL_S, SILENT_S, channel, dialled, first_of
+from protos.serving import DIAL_S, channel, dialled, first_of
+from protos.silence import Silence
 from protos.tls import Tls
 from worker_service.announcing import refusal
 from worker_service.engine.types import Held
@@ -211,8 +212,11 @@ class Link:
         self._log.info("attached", session=session, epoch=welcome.epoch)
         await self._on_attached(True)
         try:
+            silence = Silence()
             await first_of(
-                lambda: self._read(call, session), lambda: self._write(call, session, welcome.epoch, reports)
+                lambda: self._read(call, session, silence),
+                lambda: self._write(call, session, welcome.epoch, reports),
+                silence.lasts,
             )
         except _CONNECTION_ERRORS as error:
             self._log.warning("link_broken", error=_brief(error))
@@ -226,12 +230,9 @@ class Link:
             self._over.set()
             self._log.info("detached", session=session)
 
-    async def _read(self, call: _Call, session: str) -> None:
-        while True:
-            async with asyncio.timeout(SILENT_S):
-                message = await call.read()
-            if not isinstance(message, pb.ToWorker):
-                return  # it hung up
+    async def _read(self, call: _Call, session: str, silence: Silence) -> None:
+        """Until the scheduler hangs up."""
+        while isinstance(message := await silence.read(call), pb.ToWorker):
             if message.HasField("drain"):
                 self._on_drain()
             if not message.HasField("command"):

@@ -13,7 +13,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from gateway.connection import Connection
 from gateway.feed import BEYOND
 from laps_sd.client import AsyncClient
 from laps_sd.client.base import SERVICE
@@ -22,7 +21,6 @@ from protos.errors import BadInput, Lost, NotServing
 from protos.idempotence import same
 from protos.link.v1 import gateway_link_pb2 as pb
 from protos.models import digest
-from protos.tls import Tls
 from protos.v1 import types_pb2
 from tests.gateway.harness import TOKENIZER, WAIT_S, Scheduler, ending, gateway, ids, model_info, stack
 from tests.gateway.test_stream import begin, finish
@@ -65,33 +63,13 @@ async def test_a_new_link_says_which_model_the_gateway_has_so_that_it_need_not_b
 
 async def test_a_scheduler_that_falls_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.gateway.harness.BEAT_S", 0.1)
-    monkeypatch.setattr("gateway.connection.SILENT_S", 1.0)
+    monkeypatch.setattr("protos.silence.SILENT_S", 1.0)
     async with stack() as (scheduler, link, client):
         task, submit = await begin(client, link)
         link.silent = True
         link = await scheduler.link()
         assert (await link.next("follow")).request_id == submit.request_id
         task.cancel()
-
-
-async def test_a_gateway_that_stood_still_blames_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.connection.SILENT_S", 0.2)
-
-    async def nothing(*_: object) -> None: ...
-
-    connection = Connection(
-        [], Tls(), queue_size=1, rpc_timeout_s=1.0, on_up=nothing, on_message=nothing, on_down=nothing
-    )
-    connection._looks = 0
-    silence = asyncio.create_task(connection._silence())
-    await asyncio.sleep(0)
-    loop = asyncio.get_running_loop()
-    now = loop.time
-    monkeypatch.setattr(loop, "time", lambda: now() + 60)  # as after a minute in which the process was stopped
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert not silence.done()
-    await asyncio.wait_for(silence, WAIT_S)
 
 
 async def test_of_two_schedulers_the_one_that_leads_is_found() -> None:

@@ -250,7 +250,7 @@ async def test_costs_that_have_changed_are_said_once_and_again_after_a_reconnect
 async def test_a_scheduler_that_falls_silent_is_left(
     scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "SILENT_S", 0.1)
+    monkeypatch.setattr("protos.silence.SILENT_S", 0.1)
     first = await scheduler.attached()
     await first.welcome()
     second = await scheduler.attached()

@@ -11,7 +11,8 @@ import structlog
 from protos.errors import BadInput, Incompatible, NotServing, QueueFull, RequestError
 from protos.link.v1 import draft_link_pb2 as pb
 from protos.link.v1 import draft_link_pb2_grpc as rpc
-from protos.serving import BEAT_S, SILENT_S, Stream, abort, first_of
+from protos.serving import BEAT_S, Stream, abort, first_of
+from protos.silence import SILENT_S, Silence
 from worker_service.drafting.computing import Computing, Told
 from worker_service.drafting.metrics import Metrics
 from worker_service.drafting.session import LONGEST_CHAIN, WIDEST_FAN, Bounds, Session
@@ -72,15 +73,17 @@ class DraftLink(rpc.DraftLinkServicer):
             log = log.bind(worker=hello.worker_id[:100])
             await context.write(pb.FromDrafter(welcome=_welcome(served)))
             log.info("worker_attached")
+            silence = Silence()
             await first_of(
-                lambda: self._read(served.computing, number, attached, context),
+                lambda: self._read(served.computing, number, attached, context, silence),
                 lambda: self._write(attached, context),
+                silence.lasts,
                 self.leaving.wait,
             )
             if self.leaving.is_set():
                 raise NotServing("this drafter is ending")
-        except TimeoutError:
-            ended = NotServing(f"nothing was said, or nothing was read, for {SILENT_S:.0f} s")
+        except TimeoutError as error:
+            ended = NotServing(str(error) or f"nothing was read for {SILENT_S:g} s")
         except RequestError as error:
             ended = error
         finally:
@@ -104,14 +107,15 @@ class DraftLink(rpc.DraftLinkServicer):
         return self._served
 
     async def _read(
-        self, computing: Computing, number: int, attached: _Attached, stream: Stream[pb.ToDrafter, pb.FromDrafter]
+        self,
+        computing: Computing,
+        number: int,
+        attached: _Attached,
+        stream: Stream[pb.ToDrafter, pb.FromDrafter],
+        silence: Silence,
     ) -> None:
         """Until the worker hangs up. A message is read once the model's thread has the one before: no queue grows."""
-        while True:
-            async with asyncio.timeout(SILENT_S):
-                message = await stream.read()
-            if not isinstance(message, pb.ToDrafter):
-                return
+        while isinstance(message := await silence.read(stream), pb.ToDrafter):
             if message.HasField("hello"):
                 raise BadInput("hello", "was said already")
             edits = attached.session.read(message.truths)

@@ -153,7 +153,7 @@ async def test_who_has_not_greeted_yet_holds_no_session(folder: Path, vocabulary
 async def test_a_worker_that_says_nothing_is_cut_off(
     folder: Path, vocabulary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker_service.drafting.link.SILENT_S", 0.2)
+    monkeypatch.setattr("protos.silence.SILENT_S", 0.2)
     async with drafter(folder) as (target, _):
         peer = await Peer(target, vocabulary).attach()
         refused = await peer.ended()

@@ -1,0 +1,57 @@
+"""Who falls silent is found, and nobody is blamed for what this process did in the meantime."""
+
+import asyncio
+
+import pytest
+
+from protos.silence import Silence
+
+WAIT_S = 15.0  # until something that must happen counts as missing
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protos.silence.SILENT_S", 0.2)
+
+
+class Peer:
+    def __init__(self) -> None:
+        self.says = asyncio.Queue[str]()
+
+    async def read(self) -> str:
+        return await self.says.get()
+
+
+async def test_a_peer_that_says_nothing_is_silent() -> None:
+    silence = Silence()
+    read = asyncio.create_task(silence.read(Peer()))
+    with pytest.raises(TimeoutError, match=r"nothing was said for 0\.2 s"):
+        await asyncio.wait_for(silence.lasts(), WAIT_S)
+    read.cancel()
+
+
+async def test_what_is_said_is_read_and_ends_the_silence() -> None:
+    silence, peer = Silence(), Peer()
+    peer.says.put_nowait("hello")
+    assert await silence.read(peer) == "hello"
+    watched = asyncio.create_task(silence.lasts())
+    with pytest.raises(TimeoutError):  # nobody reads now: however long that takes, it is not the peer's silence
+        await asyncio.wait_for(asyncio.shield(watched), 0.5)
+    assert not watched.done()
+    watched.cancel()
+
+
+async def test_a_process_that_stood_still_blames_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    silence = Silence()
+    read = asyncio.create_task(silence.read(Peer()))
+    watched = asyncio.create_task(silence.lasts())
+    await asyncio.sleep(0)
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + 60)  # as after a minute in which the process was stopped
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not watched.done()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(watched, WAIT_S)
+    read.cancel()
