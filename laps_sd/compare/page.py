@@ -182,9 +182,11 @@ def render(
     unpaced: Summary | None = None,
     arrivals: Mapping[str, Any] | None = None,
     opening: Summary | None = None,
+    longer: Summary | None = None,
 ) -> str:
     """The page. `scheduler`: the JSON of `laps-sd bench scheduler`; `unpaced`: a comparison without --pace; `arrivals`:
-    the JSON of laps_sd.compare.arrivals; `opening`: a comparison of what policies do to first tokens."""
+    the JSON of laps_sd.compare.arrivals; `opening`: a comparison of what policies do to first tokens; `longer`: one
+    with more slots and longer answers."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     text = Path(__file__).with_name("benchmarks.md.jinja").read_text()
     every = [name for cell in summary["cells"] for name in cell["policies"]]
@@ -193,6 +195,7 @@ def render(
         scheduler=scheduler,
         unpaced=unpaced,
         opening=opening,
+        longer=longer,
         others={cell["name"]: cell["ratios"] for cell in arrivals["cells"]} if arrivals else {},
         draws=arrivals["draws"] if arrivals else 0,
         names=[name for name in dict.fromkeys(every) if name not in (BASE, OURS)],
@@ -242,21 +245,21 @@ def table(summary: Summary) -> str:
 
 def main() -> None:
     """Makes the page, its plots and tables of the records in docs/benchmarks; another folder than docs may be named.
-    Sections whose record is missing (scheduler.json, unpaced.json, arrivals.json, opening.json) are left out."""
+    Sections whose record is missing (scheduler.json, unpaced.json, ...) are left out."""
     docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
     folder, page = docs / "benchmarks", docs / "explanation" / "benchmarks.md"
     summary = json.loads((folder / "record.json").read_text())
     for _, name, svg in plots(summary):
         (folder / name).write_text(svg)
-    scheduler, unpaced, arrivals, opening = (
+    scheduler, unpaced, arrivals, opening, longer = (
         json.loads(file.read_text()) if (file := folder / name).exists() else None
-        for name in ("scheduler.json", "unpaced.json", "arrivals.json", "opening.json")
+        for name in ("scheduler.json", "unpaced.json", "arrivals.json", "opening.json", "longer.json")
     )
-    for name, found in (("cells", summary), ("unpaced", unpaced), ("opening", opening)):
+    for name, found in (("cells", summary), ("unpaced", unpaced), ("opening", opening), ("longer", longer)):
         if found:
             (folder / f"{name}.csv").write_text(table(found))
     page.parent.mkdir(exist_ok=True)
-    page.write_text(render(summary, scheduler, unpaced, arrivals, opening))
+    page.write_text(render(summary, scheduler, unpaced, arrivals, opening, longer))
 
 
 if __name__ == "__main__":

@@ -135,7 +135,8 @@ def test_the_page_tells_the_pace_and_what_is_without_one(record: dict[str, objec
 
 
 @pytest.mark.usefixtures("without_plots")
-def test_the_page_tells_what_policies_do_to_first_tokens(record: dict[str, object], docs: Path) -> None:
+@pytest.mark.parametrize("name", ["opening", "longer"])
+def test_a_further_comparison_tells_first_tokens_too(name: str, record: dict[str, object], docs: Path) -> None:
     folder = docs / "benchmarks"
     (folder / "record.json").write_text(json.dumps(record))
     further = {**record, "settings": {**record["settings"], "seed": 11}}  # type: ignore[dict-item]
@@ -143,13 +144,13 @@ def test_the_page_tells_what_policies_do_to_first_tokens(record: dict[str, objec
     own = cell["policies"]["gittins"]
     own |= {"ttft_ms": {**own["ttft_ms"], "p99": 0.2}, "pause_ms": {"p99": 300.0}, "equal_speed_ratio": 0.61}
     cell["oracle"]["predicted_ratio"] = 0.42
-    (folder / "opening.json").write_text(json.dumps(further))
+    (folder / f"{name}.json").write_text(json.dumps(further))
     page.main()
     text = (docs / "explanation" / "benchmarks.md").read_text()
     assert "with another seed (11): 48 requests a run" in text
     assert "|2 slots, load 0.85|gittins|1|0.50 (0.50 to 0.50)|0.61|2.00 s|0.20 ms|0.20|300 ms|0 %|0.00|" in text
     assert "|2 slots, load 0.85|oracle|||0.42|" in text
-    assert "0.500 (0.500 to 0.500)" in (folder / "opening.csv").read_text()
+    assert "0.500 (0.500 to 0.500)" in (folder / f"{name}.csv").read_text()
 
 
 @pytest.mark.usefixtures("without_plots")
