@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -19,6 +18,7 @@ from laps_sd.machine import cores
 from laps_sd.options import Options
 from laps_sd.ports import HOST, claim_ports
 from laps_sd.redis_server import own_redis
+from laps_sd.scratch import scratch
 from laps_sd.supervise import Child, Command, leashed
 from protos.settings import LEFT
 
@@ -120,8 +120,8 @@ async def run(options: Options, use: Callable[[Stack], Awaitable[None]], emit: E
     drafters = ports[options.schedulers : own]
     options = apart.pointed(options, drafters)
     with (
-        tempfile.TemporaryDirectory(prefix="laps-sd-") as folder,
-        own_redis(options, Path(folder)) as (redis_url, redis),
+        scratch() as folder,
+        own_redis(options, folder) as (redis_url, redis),
         ExitStack() as parts,
     ):
         scheduler = ",".join(f"{HOST}:{port}" for port in ports[: options.schedulers])

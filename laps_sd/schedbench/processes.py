@@ -1,11 +1,9 @@
 """The services that are measured, as processes of their own, and what they have used so far. No load lives here."""
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import psutil
 from tenacity import AsyncRetrying, stop_after_delay, wait_fixed
@@ -13,6 +11,7 @@ from tenacity import AsyncRetrying, stop_after_delay, wait_fixed
 from laps_sd.options import Options
 from laps_sd.ports import HOST, claim_ports
 from laps_sd.redis_server import own_redis
+from laps_sd.scratch import scratch
 from laps_sd.stack import scheduler_command
 from laps_sd.supervise import Child, Command
 from protos.health import PLAINTEXT, is_serving
@@ -62,7 +61,7 @@ async def started(
     """A Redis and a scheduler of their own, with room for `live` requests. `watch`: words of a command that runs the
     scheduler's module in place of `python -m`. `flags`: more of the scheduler's. Raises ConnectionError, NoServer."""
     (port,) = claim_ports(0)
-    with tempfile.TemporaryDirectory(prefix="laps-sd-") as folder, own_redis(options, Path(folder)) as (url, redis):
+    with scratch() as folder, own_redis(options, folder) as (url, redis):
         command = under(watch, scheduler_command(options, port, url))
         bounds = ["--max-live", str(2 * live), "--max-live-tokens", str(10**12)]
         # Workers stand still while the queue fills. They have not failed.
