@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from statistics import fmean, median
 from typing import Any
 
 from laps_sd.schedbench.cells import Shape
+from laps_sd.scratch import scratch
 
 OURS = Path(__file__).parents[2]  # the checkout that this file is part of
 
@@ -65,8 +65,8 @@ def rows_per_cpu_s(cell: dict[str, Any], slots: int) -> float:
 
 def bench(checkout: Path, words: Sequence[str]) -> dict[str, Any]:
     """The one cell that `laps-sd bench scheduler` of that checkout measures. Raises OtherFailed."""
-    with tempfile.TemporaryDirectory(prefix="laps-sd-") as folder:
-        file = Path(folder) / "cell.json"
+    with scratch() as folder:
+        file = folder / "cell.json"
         command = [sys.executable, "-P", "-m", "laps_sd.cli", "bench", "scheduler", *words, "--json", str(file)]
         environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
         done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)

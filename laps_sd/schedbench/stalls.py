@@ -5,7 +5,6 @@ import asyncio
 import gzip
 import json
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from laps_sd.schedbench.gateways import Gateway, fill
 from laps_sd.schedbench.peers import Start, running, start, stop
 from laps_sd.schedbench.processes import Processes, children, serving, started, under, until
 from laps_sd.schedbench.workers import CONTEXT_TOKENS, MODEL, Worker
+from laps_sd.scratch import scratch
 from laps_sd.stack import gateway_command
 from protos.link.v1 import common_pb2
 from protos.link.v1.gateway_link_pb2_grpc import GatewayLinkStub
@@ -123,8 +123,8 @@ def large_model() -> common_pb2.ModelInfo:
 
 async def measure(options: Options, scale: Scale) -> list[dict[str, Any]]:
     """What each event did to both services. Raises ConnectionError, GaveUp or NoServer."""
-    with tempfile.TemporaryDirectory(prefix="laps-sd-") as name:
-        watches = [Watch(Path(name), "scheduler"), Watch(Path(name), "gateway")]
+    with scratch() as folder:
+        watches = [Watch(folder, "scheduler"), Watch(folder, "gateway")]
         async with started(options, scale.live, watch=watches[0].words) as processes:
             return await _with_gateway(options, scale, processes, watches)
 

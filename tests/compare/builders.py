@@ -43,6 +43,7 @@ def found(run: Run, latencies_s: list[float], *, faults: tuple[str, ...] = (), t
     return {
         "run": run.as_json(),
         "results": {
+            "total_output_tokens": 480,
             "request_throughput": 1.0,
             "duration": 2.0,
             "output_throughput": 5.0,

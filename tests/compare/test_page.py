@@ -150,6 +150,8 @@ def test_a_further_comparison_tells_first_tokens_too(name: str, record: dict[str
     assert "with another seed (11): 48 requests a run" in text
     assert "|2 slots, load 0.85|gittins|1|0.50 (0.50 to 0.50)|0.61|2.00 s|0.20 ms|0.20|300 ms|0 %|0.00|" in text
     assert "|2 slots, load 0.85|oracle|||0.42|" in text
+    assert "*In time*: the share of requests whose first token came within 1000 ms" in text
+    assert ("the mean answer had 10 tokens" in text) == (name == "longer")
     assert "0.500 (0.500 to 0.500)" in (folder / f"{name}.csv").read_text()
 
 

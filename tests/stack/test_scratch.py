@@ -1,5 +1,9 @@
 """A folder of a process's own goes with it; if the process was killed, when the next one begins."""
 
+import errno
+import fcntl
+import os
+import platform
 import signal
 import subprocess
 import sys
@@ -8,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from laps_sd.scratch import PREFIX, scratch
+from laps_sd.scratch import LOCK, PREFIX, scratch
 
 KEEPS_ONE = """
 from laps_sd.scratch import scratch
@@ -56,3 +60,35 @@ def test_folders_of_another_kind_stay(tmp_path: Path) -> None:
     with scratch():
         assert other.exists()
         assert file.exists()
+
+
+def test_a_folder_that_another_host_may_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / f"{PREFIX}other"
+    other.mkdir()
+    (other / LOCK).write_text("another host")
+    with scratch():
+        assert other.exists()
+    monkeypatch.setattr(platform, "node", lambda: "another host")
+    with scratch():
+        assert not other.exists()
+
+
+def test_a_pipe_or_a_link_in_place_of_the_lock_holds_nobody_up(tmp_path: Path) -> None:
+    pipe, link = tmp_path / f"{PREFIX}pipe", tmp_path / f"{PREFIX}link"
+    for folder in (pipe, link):
+        folder.mkdir()
+    os.mkfifo(pipe / LOCK)
+    (tmp_path / "mine").write_text(platform.node())
+    (link / LOCK).symlink_to(tmp_path / "mine")
+    with scratch():
+        assert link.exists()
+    assert (tmp_path / "mine").exists()
+
+
+def test_where_files_cannot_be_locked_a_folder_is_still_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with scratch() as folder:
+        assert folder.is_dir()

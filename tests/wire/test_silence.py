@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from protos.silence import Silence
+from tests.waiting import until
 
 WAIT_S = 15.0  # until something that must happen counts as missing
 
@@ -39,6 +40,24 @@ async def test_what_is_said_is_read_and_ends_the_silence() -> None:
         await asyncio.wait_for(asyncio.shield(watched), 0.5)
     assert not watched.done()
     watched.cancel()
+
+
+async def test_each_read_begins_to_wait_anew() -> None:
+    silence, peer = Silence(), Peer()
+
+    async def waited() -> bool:
+        return silence._looks >= 2
+
+    read = asyncio.create_task(silence.read(peer))
+    watched = asyncio.create_task(silence.lasts())
+    await until(waited)
+    peer.says.put_nowait("I am here")
+    await read
+    read = asyncio.create_task(silence.read(peer))
+    await asyncio.sleep(0)
+    assert silence._looks == 0
+    for task in (read, watched):
+        task.cancel()
 
 
 async def test_a_process_that_stood_still_blames_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:

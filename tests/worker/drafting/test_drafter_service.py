@@ -158,6 +158,7 @@ async def test_a_worker_that_says_nothing_is_cut_off(
         peer = await Peer(target, vocabulary).attach()
         refused = await peer.ended()
         assert refused.code() is grpc.StatusCode.UNAVAILABLE
+        assert "nothing was said for 0.2 s" in (refused.details() or "")
         await peer.close()
 
 
