@@ -155,7 +155,7 @@ async def test_a_commit_counts_once_replicas_have_it_however_often_it_is_repeate
             for _ in range(2):
                 with pytest.raises(TooFewReplicas, match="0 of 1 replicas"):
                     await surely(lambda: store.commit(epoch, 2, [tokens("counts", 0, 7)]))
-            assert (await store.pulse()).touched > 0  # a standby sees that this leader lives
+            assert (await surely(store.pulse)).touched > 0  # a standby sees that this leader lives
 
         async def counts() -> bool:
             try:
@@ -164,7 +164,7 @@ async def test_a_commit_counts_once_replicas_have_it_however_often_it_is_repeate
                 return False
 
         await until(counts)
-        assert await output(store, "counts") == [7]
+        await until_stored(store, {"counts": [7]})
 
 
 async def test_without_replicas_nothing_is_told_and_readiness_says_why(
