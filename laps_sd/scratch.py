@@ -1,5 +1,5 @@
 """Folders that last as long as the process that made them: Redis keeps its data there where no place is given for it.
-What is to outlive the process never lies here."""
+Nothing that is to outlive the process lies here."""
 
 import fcntl
 import os

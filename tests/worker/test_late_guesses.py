@@ -1,4 +1,4 @@
-"""What the drafter that is elsewhere tells: whose guesses are late, how often they are there, what a token takes."""
+"""The link to a drafter elsewhere tells whose guesses are late, how often they were there, and what a token takes."""
 
 import pytest
 
