@@ -10,7 +10,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from worker_service.engine.few_bits import Groups, quantise
-from worker_service.engine.packed import Packed, PackedLinear
+from worker_service.engine.packed import Packed, PackedLinear, gather
 from worker_service.gguf_groups import groups
 from worker_service.model_files import ModelError
 
@@ -67,6 +67,33 @@ def test_float32_weights_that_bfloat16_holds_take_half_the_memory_and_no_bit_cha
     assert torch.equal(narrow.weight, whole)
     for count in range(1, ROWS + 1):
         assert torch.equal(narrow(x[:count])[:, :-1], wide(x[:count])[:, :-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("bits", "group", "scales", "minima"), LAYOUTS)
+def test_a_row_of_weights_is_what_its_bits_stand_for(
+    bits: int, group: int, scales: torch.dtype, minima: bool, dtype: torch.dtype
+) -> None:
+    weights, some = random_groups(bits, group, scales, minima), torch.tensor([74, 0, 31, 32, 0])
+    assert torch.equal(Packed(weights).rows(some, dtype), weights.weight()[some].to(dtype))
+
+
+@pytest.mark.parametrize("output", [-1, 96])
+def test_a_row_that_there_is_not_is_refused(output: int) -> None:
+    packed = Packed(random_groups(4, 32, torch.float16, True))  # 75 outputs, filled up to 96
+    with pytest.raises(IndexError, match="75 outputs"):
+        packed.rows(torch.tensor([0, output]))
+
+
+def test_matrices_that_are_gathered_stay_what_they_were() -> None:
+    kinds = [random_groups(4, 32, torch.float16, True), torch.randn(N, K), random_groups(8, 64, torch.float32, False)]
+    x = torch.randn(ROWS, K)
+    products = [linear(weights, torch.float32) for weights in kinds]
+    before = [(product(x), product.weight) for product in products]
+    gather([product.packed for product in products])
+    for product, (result, weight) in zip(products, before, strict=True):
+        assert torch.equal(product(x), result)
+        assert torch.equal(product.weight, weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

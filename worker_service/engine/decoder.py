@@ -6,7 +6,7 @@ kernels. Between its layers nothing is rounded to bfloat16.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from worker_service.engine import native
 from worker_service.engine.attention import NativeAttention, PagedAttention
 from worker_service.engine.cut import own_layers
 from worker_service.engine.llama import Llama, LlamaConfig
-from worker_service.engine.packed import Matrix, Packed, PackedLinear
+from worker_service.engine.packed import Matrix, Packed, PackedLinear, gather
 from worker_service.engine.shape import attention_shapes
 
 # The layers of these models are all the same: RMS norm, rotary embedding, grouped-query attention, gated SiLU. Qwen 3
@@ -93,24 +93,28 @@ class NativeDecoder:
         assert isinstance(attention, NativeAttention)
         base, config, shape, dtype = model.base_model, model.config, attention.shapes[0], attention.dtype
         self._attention, self._embed, self._rotary = attention, base.embed_tokens, base.rotary_emb
-        self._kept: list[torch.Tensor | Packed] = []  # what the structures below point to
+        self._kept: list[torch.Tensor] = []  # what the structures below point to, and
+        self._products: list[list[Packed]] = []  # so do these, by layer
         modules = _own(model)
         layers = (Layer * len(modules))()
         window, scale = attention.asked[attention.first].window, modules[0].self_attn.scaling
         for layer, module, (keys, values) in zip(layers, modules, attention.pointers, strict=True):
             own, mlp = module.self_attn, module.mlp
             qkv = [own.q_proj, own.k_proj, own.v_proj]
-            layer.qkv[:] = [self._matrix(part) for part in qkv]
+            products = *qkv, own.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+            self._products.append([self._packed(part) for part in products])
             if own.q_proj.bias is not None:
                 layer.qkv_bias = self._keep(torch.cat([part.bias for part in qkv]).float())
-            layer.output, layer.down = self._matrix(own.o_proj), self._matrix(mlp.down_proj)
-            layer.gate_up[:] = [self._matrix(part) for part in (mlp.gate_proj, mlp.up_proj)]
             layer.attention_norm = self._keep(module.input_layernorm.weight.float())
             layer.mlp_norm = self._keep(module.post_attention_layernorm.weight.float())
             if hasattr(own, "q_norm"):
                 layer.query_norm, layer.key_norm = (self._keep(x.weight.float()) for x in (own.q_norm, own.k_norm))
             layer.keys, layer.values = keys, values
             module.to("meta")
+        gather([*chain.from_iterable(self._products)])
+        for layer, own in zip(layers, self._products, strict=True):
+            *qkv, layer.output, gate, up, layer.down = (part.matrix for part in own)
+            layer.qkv[:], layer.gate_up[:] = qkv, [gate, up]
         self._layers, self._norm = layers, self._keep(base.norm.weight.float())
         self._shape = shape.heads, shape.kv_heads, shape.dim, attention.block_tokens
         self._sizes = config.hidden_size, config.intermediate_size, window
@@ -124,10 +128,8 @@ class NativeDecoder:
         self._kept.append(kept)
         return kept.data_ptr()
 
-    def _matrix(self, part: torch.nn.Linear | PackedLinear) -> Matrix:
-        packed = part.packed if isinstance(part, PackedLinear) else Packed(part.weight.to(self._attention.dtype))
-        self._kept.append(packed)
-        return packed.matrix
+    def _packed(self, part: torch.nn.Linear | PackedLinear) -> Packed:
+        return part.packed if isinstance(part, PackedLinear) else Packed(part.weight.to(self._attention.dtype))
 
     def expose(self, layers: Sequence[int]) -> None:
         """From now on tell the states that enter these layers, in ascending order; their number: those that leave the

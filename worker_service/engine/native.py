@@ -48,14 +48,14 @@ def has_tiles() -> bool:
     return library is not None and bool(library.tiles())
 
 
-def function(name: str, dtype: torch.dtype, *arguments: Any) -> Callable[..., None]:
-    """The kernel of this name for weights of this type; `arguments` are the ctypes of its parameters. It runs without
-    Python's lock. Raises RuntimeError where there are no kernels."""
+def function(name: str, dtype: torch.dtype, *arguments: Any, result: Any = None) -> Callable[..., Any]:
+    """The kernel of this name for numbers of this type. `arguments` are the ctypes of its parameters, `result` of
+    what it returns. It runs without Python's lock. Raises RuntimeError where there are no kernels."""
     library = kernels()
     if library is None:
         raise RuntimeError("there are no native kernels here")
     found = library[f"{name}_{TYPES[dtype]}"]
-    found.argtypes, found.restype = arguments, None
+    found.argtypes, found.restype = arguments, result
     return found
 
 

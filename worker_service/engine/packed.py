@@ -2,6 +2,7 @@
 weights, and from which file, others decide."""
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import pad
@@ -14,8 +15,8 @@ class Matrix(ctypes.Structure):
     """`Matrix` of kernels/few_bits.h."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("numbers", "scales", "minima")),
-        *((name, ctypes.c_int32) for name in ("n", "bits", "group", "wide")),
+        ("weights", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("n", "bits", "group", "wide", "minima")),
     ]
 
 
@@ -26,28 +27,43 @@ class Packed:
         """`weight`: [n, k], whole, in a type of `native.TYPES`; or of few bits. Whole ones take 16 bits each where that
         changes none of them: those of a checkpoint in bfloat16 do, whatever type they were loaded in."""
         if isinstance(weight, Groups):
-            self.bits, self._group = weight.bits, weight.numbers.shape[1] // weight.scales.shape[1]
-            self.outputs, self.inputs = weight.numbers.shape
-            self._tensors = [_pack_numbers(weight), *(pack(x, 1) for x in weight[2:] if x is not None)]
+            self.bits, (self.outputs, self.inputs) = weight.bits, weight.numbers.shape
+            wide, minima = weight.scales.dtype == torch.float32, weight.minima is not None
+            self._groups = self.inputs // weight.scales.shape[1], wide, minima
+            self._memory = _pack_groups(weight)
         else:
             weight = _narrowed(weight.detach())
-            self.bits, self._group = 8 * weight.itemsize, 1
-            self.outputs, self.inputs = weight.shape
-            self._tensors = [pack(weight)]
-        self.padded = self.outputs + -self.outputs % native.PANEL
-        self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
-        pointers = [tensor.data_ptr() for tensor in self._tensors] + [None] * (3 - len(self._tensors))
-        wide = self._tensors[-1].dtype == torch.float32
-        self.matrix = Matrix(*pointers, self.padded, self.bits, self._group, wide)
+            self.bits, (self.outputs, self.inputs) = 8 * weight.itemsize, weight.shape
+            self._groups = 1, False, False
+            self._memory = pack(weight).view(torch.uint8).flatten()
+        self.nbytes, self.padded = len(self._memory), self.outputs + -self.outputs % native.PANEL
 
-    def rows(self, index: torch.Tensor) -> torch.Tensor:
-        """The weights of these outputs [m], as float32 [m, k]."""
-        parts = [x[index // native.PANEL, :, index % native.PANEL] for x in self._tensors]
-        if self.bits >= 16:
-            return parts[0].float().view(len(index), -1)
-        numbers = _unpack_numbers(parts[0], self.bits)
-        scales = [x.view(len(index), -1) for x in parts[1:]]
-        return Groups(self.bits, numbers, scales[0], scales[1] if len(scales) > 1 else None).weight()
+    @property
+    def matrix(self) -> Matrix:
+        """Of the memory where the weights are now."""
+        return Matrix(self._memory.data_ptr(), self.padded, self.bits, *self._groups)
+
+    def move(self, memory: torch.Tensor) -> None:
+        """Into these bytes; those that held the weights before are given up."""
+        self._memory = memory.copy_(self._memory)
+
+    def rows(self, index: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The weights of these outputs [m], as `dtype` [m, k]. Raises IndexError where there is no such output."""
+        index, out = index.contiguous(), torch.empty(len(index), self.inputs, dtype=dtype)
+        pointer, integer = ctypes.c_void_p, ctypes.c_int
+        kernel = native.function("widen", dtype, pointer, pointer, integer, integer, pointer, result=ctypes.c_bool)
+        if not kernel(ctypes.byref(self.matrix), index.data_ptr(), len(index), self.inputs, out.data_ptr()):
+            raise IndexError(f"there are {self.outputs} outputs, not all of those that were asked for")
+        return out
+
+
+def gather(parts: Sequence[Packed]) -> None:
+    """Move them into one piece of memory, in the order in which they are multiplied: it has large pages, and what a
+    product asks for ahead, at its end, is the beginning of the next one."""
+    memory, end = native.empty([sum(part.nbytes for part in parts)], torch.uint8), 0
+    for part in parts:
+        begin, end = end, end + part.nbytes
+        part.move(memory[begin:end])
 
 
 def _narrowed(weight: torch.Tensor) -> torch.Tensor:
@@ -71,24 +87,18 @@ def pack(weight: torch.Tensor, step: int = 0) -> torch.Tensor:
     return native.empty(panels.shape, weight.dtype).copy_(panels).view(dtype)
 
 
-def _pack_numbers(groups: Groups) -> torch.Tensor:
-    """int8 or, of 4 bits, uint8 [n / 32, k / step, 32, 4]: of `step` numbers the even ones come first."""
-    step = 32 // groups.bits
+def _pack_groups(groups: Groups) -> torch.Tensor:
+    """Bytes: of each group of a panel its numbers, scales and minima. Of a word's numbers the even ones come first."""
+    step, count = 32 // groups.bits, groups.scales.shape[1]
     order = [*range(0, step, 2), *range(1, step, 2)]
     numbers = groups.numbers.view(-1, step)[:, order].view(groups.numbers.shape)
-    if groups.bits == 8:
-        return pack(numbers, 4)
-    numbers = numbers.view(torch.uint8)
-    return pack((numbers[:, ::2] & 15) | (numbers[:, 1::2] << 4), 4)
-
-
-def _unpack_numbers(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """The other way round, of rows [m, k / step, 4], to [m, k]."""
-    if bits == 4:
-        halves = torch.stack([packed << 4, packed & 0xF0], -1).view(torch.int8)  # in the upper half of each byte
-        packed = (halves.flatten(-2) // 16).view(*packed.shape[:2], 8)
-    even, odd = packed.chunk(2, -1)
-    return torch.stack([even, odd], -1).view(len(packed), -1)
+    if groups.bits == 4:
+        numbers = numbers.view(torch.uint8)
+        numbers = (numbers[:, ::2] & 15) | (numbers[:, 1::2] << 4)
+    parts = [pack(numbers, 4), *(pack(part, 1) for part in groups[2:] if part is not None)]
+    together = [part.view(torch.uint8).reshape(len(part), count, -1) for part in parts]
+    memory = native.empty((*together[0].shape[:2], sum(part.shape[2] for part in together)), torch.uint8)
+    return torch.cat(together, -1, out=memory).flatten()
 
 
 class PackedLinear(torch.nn.Module):
@@ -116,7 +126,7 @@ class PackedLinear(torch.nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The weights [n, k] anew, in the type of activations: for those who need some of them once."""
-        return self.packed.rows(torch.arange(self.out_features)).to(self.dtype)
+        return self.packed.rows(torch.arange(self.out_features), self.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., inputs] to [..., outputs]."""
@@ -138,12 +148,8 @@ class PackedEmbedding(torch.nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """All rows [n, k] anew."""
-        result = torch.empty(self.packed.outputs, self.packed.inputs, dtype=self._dtype)
-        for begin in range(0, len(result), 4096):  # each part takes several times its size for a moment
-            rows = torch.arange(begin, min(begin + 4096, len(result)))
-            result[rows] = self.forward(rows)
-        return result
+        return self.packed.rows(torch.arange(self.packed.outputs), self._dtype)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """[...] to [..., k]."""
-        return self.packed.rows(ids.flatten()).to(self._dtype).view(*ids.shape, -1)
+        return self.packed.rows(ids.flatten(), self._dtype).view(*ids.shape, -1)

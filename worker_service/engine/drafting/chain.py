@@ -12,7 +12,7 @@ from worker_service.engine import native
 from worker_service.engine.drafting.drafter import Chain, Price
 from worker_service.engine.drafting.head import DraftHead
 from worker_service.engine.few_bits import quantise
-from worker_service.engine.packed import Matrix, Packed
+from worker_service.engine.packed import Matrix, Packed, gather
 from worker_service.engine.upload import sent
 
 
@@ -100,6 +100,7 @@ class NativeRecurrence:
     def __init__(self, head: DraftHead, embeddings: torch.Tensor, output: torch.Tensor) -> None:
         config, weights = head.config, (head.join.weight, head.gate_up.weight, head.down.weight, output)
         self._products = [_packed(weight) for weight in weights]
+        gather(self._products)
         norms = [norm.float() for norm in (head.state_norm, head.token_norm, head.mlp_norm, head.output_norm)]
         self._kept = [embeddings.contiguous(), *norms, head.draft_ids.to(torch.int32)]
         sizes = config.hidden_size, config.intermediate_size, config.draft_tokens

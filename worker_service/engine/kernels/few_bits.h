@@ -10,10 +10,12 @@ extern "C" {
 // Weights [n][k], packed in panels of 32 outputs. Those of 32 bits are float32, those of 16 bfloat16, as layers.h has
 // them. Of fewer bits they are signed, and `group` of them along k share a scale, and a minimum if there are any:
 //   weight = scale * number, or scale * (number + 2^(bits - 1)) + minimum.
-// Numbers: [n / 32][k / (32 / bits)][32] of 32 bits, in each of which the halves hold k = 0, 2, 4... and 1, 3, 5...
+// All that belongs to a group of a panel lies together: [n / 32][k / group] of numbers [group / (32 / bits)][32] of 32 bits,
+// in each of which the halves hold k = 0, 2, 4... and 1, 3, 5..., then scales [32], then minima [32] if there are any.
 struct Matrix {
-    const void *numbers, *scales, *minima;  // scales and minima: [n / 32][k / group][32], in 16 bits, or 32 if `wide`
-    int32_t n, bits, group, wide;
+    const void* weights;
+    int32_t n, bits, group;
+    int32_t wide, minima;  // whether scales and minima have 32 bits, not 16; whether there are minima
 };
 }
 
@@ -52,16 +54,47 @@ Words field(Words packed, int i) {
     return packed << (16 - BITS - BITS * i) >> (16 - BITS);
 }
 
-// What lies `ahead` scales further will be wanted soon.
-Floats load_scale(const void* from, int64_t at, bool wide, int64_t ahead) {
-    __builtin_prefetch((const char*)from + (at + ahead) * (wide ? 4 : 2), 0, 2);
-    if (wide) return load((const float*)from + at);
+// What lies AHEAD of `from` will be wanted soon.
+void prefetch(const char* from) { __builtin_prefetch(from + AHEAD, 0, 2); }
+
+Floats load_scales(const char* from, bool wide) {
+    prefetch(from);
+    if (wide) return load((const float*)from);
     Shorts halves;  // none is infinite
-    std::memcpy(&halves, (const uint16_t*)from + at, sizeof halves);
+    std::memcpy(&halves, from, sizeof halves);
     const Ints bits = __builtin_convertvector(halves, Ints);
     const Floats size = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;
     return (Floats)((Ints)size | (bits & 0x8000) << 16);
 }
+
+// The groups of one panel.
+template <int BITS>
+class Groups {
+   public:
+    Groups(const Matrix& weight, int p, int k)
+        : size(weight.group),
+          minima(weight.minima),
+          wide(weight.wide),
+          words(int64_t(PANEL) * size * BITS / 8),
+          each(words + PANEL * scale_bytes() * (minima ? 2 : 1)),
+          at((const char*)weight.weights + int64_t(p) * (k / size) * each) {}
+
+    const int size;  // numbers of k that share a scale
+    const bool minima;
+
+    // The words that begin with number `i` of k, from column `c` on.
+    const char* numbers(int i, int c) const { return at + i / size * each + (i % size * BITS / 8 * PANEL + c * 4); }
+    // Of group `g`, from column `c` on. What it does not have it must not be asked for.
+    Floats scales(int g, int c) const { return load_scales(at + g * each + words + c * scale_bytes(), wide); }
+    Floats minimum(int g, int c) const { return load_scales(at + g * each + words + (PANEL + c) * scale_bytes(), wide); }
+
+   private:
+    const bool wide;
+    const int64_t words, each;  // bytes: of a group's numbers, and of all of a group
+    const char* const at;
+
+    int scale_bytes() const { return wide ? 4 : 2; }
+};
 
 template <typename T>
 void fix(const T* a, int k, int16_t* numbers, float* scale, float* sums) {
@@ -83,22 +116,20 @@ void fix(const T* a, int k, int16_t* numbers, float* scale, float* sums) {
     }
 }
 
-// sum[ROWS][VECTORS] = a * the columns of panel `p` of `weight` from `c` on, in units of each row's scale. Where it
+// sum[ROWS][VECTORS] = a * the columns of a panel from `c` on, in units of each row's scale. Where it
 // is not told to unroll the inner loops, GCC 12 keeps the sums in memory, which takes up to four times as long.
 template <int BITS, int ROWS, int VECTORS>
-void panel(const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&sum)[ROWS][VECTORS], int threads) {
-    const int64_t bytes = int64_t(PANEL) * k * BITS / 8;
-    const char* from = (const char*)weight.numbers + p * bytes + c * 4;
-    const int group = weight.group, groups = k / group, ahead = threads * groups * PANEL;
-    for (int g = 0; g < groups; g++) {
+void panel(const Fixed& a, const Groups<BITS>& groups, int c, int k, Floats (&sum)[ROWS][VECTORS]) {
+    const int group = groups.size;
+    for (int g = 0; g < k / group; g++) {
         Ints part[ROWS][VECTORS] = {};
+        const char* from = groups.numbers(g * group, c);
         for (int i = g * group; i < (g + 1) * group; from += PANEL * 4) {
             Words packed[VECTORS];
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; v++) {
                 std::memcpy(&packed[v], from + v * sizeof(Words), sizeof(Words));
-                if (v * sizeof(Words) % CACHE_LINE == 0)
-                    __builtin_prefetch(from + v * sizeof(Words) + threads * bytes, 0, 2);
+                if (v * sizeof(Words) % CACHE_LINE == 0) prefetch(from + v * sizeof(Words));
             }
 #pragma GCC unroll 4
             for (int each = 0; each < 16 / BITS; each++, i += 2) {
@@ -114,13 +145,11 @@ void panel(const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&s
                 }
             }
         }
-        const int64_t at = (int64_t(p) * groups + g) * PANEL + c;
         Floats scale[VECTORS], zero[VECTORS] = {};
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
-            scale[v] = load_scale(weight.scales, at + v * LANES, weight.wide, ahead);
-            if (weight.minima)
-                zero[v] = load_scale(weight.minima, at + v * LANES, weight.wide, ahead) + scale[v] * float(1 << (BITS - 1));
+            scale[v] = groups.scales(g, c + v * LANES);
+            if (groups.minima) zero[v] = groups.minimum(g, c + v * LANES) + scale[v] * float(1 << (BITS - 1));
         }
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
@@ -129,7 +158,7 @@ void panel(const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&s
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; v++) {
                 sum[r][v] = fused(sum[r][v], __builtin_convertvector(part[r][v], Floats), scale[v]);
-                if (weight.minima) sum[r][v] = fused(sum[r][v], zero[v], all);
+                if (groups.minima) sum[r][v] = fused(sum[r][v], zero[v], all);
             }
         }
     }
@@ -138,12 +167,13 @@ void panel(const Fixed& a, const Matrix& weight, int p, int c, int k, Floats (&s
 // All rows times panel `p` of a `weight` of few bits, by integers.
 template <int BITS>
 void rows_times_few_bits(const Fixed& a, const Matrix& weight, int p, const Start& start, float* out, int rows, int n, int k) {
+    const Groups<BITS> groups(weight, p, k);
     in_groups<PACKED_ROWS>(rows, [&](int first, auto number) {
         constexpr int ROWS = number, VECTORS = at_once(ROWS, PANEL / LANES);
         const Fixed own = {a.numbers + int64_t(first) * k, a.scales + first, a.sums + int64_t(first) * k / GRAIN};
         for (int c = 0; c < PANEL; c += VECTORS * LANES) {
             Floats sum[ROWS][VECTORS] = {};
-            panel<BITS>(own, weight, p, c, k, sum, omp_get_num_threads());
+            panel(own, groups, c, k, sum);
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0, at = c; v < VECTORS; v++, at += LANES)
                     store(out + int64_t(first + r) * n + at, fused(start(first + r, at), sum[r][v], broadcast(own.scales[r])));
@@ -162,11 +192,10 @@ struct Widened {
     Floats zero, scales[EACH];
 
     Widened() = default;
-    // `at`: of the scale and the minimum; what lies `ahead` further will be wanted soon.
-    Widened(const Matrix& weight, int64_t at, int64_t ahead) {
-        const Floats scale = load_scale(weight.scales, at, weight.wide, ahead);
-        lift = weight.minima ? 0 : LIFT;
-        zero = weight.minima ? load_scale(weight.minima, at, weight.wide, ahead) : FUSES ? scale * -lift : Floats{};
+    Widened(const Groups<BITS>& groups, int g, int c) {
+        const Floats scale = groups.scales(g, c);
+        lift = groups.minima ? 0 : LIFT;
+        zero = groups.minima ? groups.minimum(g, c) : FUSES ? scale * -lift : Floats{};
 #pragma GCC unroll 8
         for (int i = 0; i < EACH; i++) scales[i] = scale / one(i);
     }
@@ -202,28 +231,24 @@ void add_part(const Floats (&part)[ROWS][VECTORS], const Start& start, bool firs
         }
 }
 
-// ROWS rows times the weights begin..begin + count of panel `p`, which are widened in registers.
+// ROWS rows times the weights begin..begin + count of a panel, which are widened in registers.
 template <int BITS, int ROWS>
-void few_rows_part(const float* a, const Matrix& weight, int p, const Start& start, float* out, int n, int k, int begin,
+void few_rows_part(const float* a, const Groups<BITS>& groups, const Start& start, float* out, int n, int k, int begin,
                    int count) {
     constexpr int EACH = 32 / BITS, VECTORS = at_once(ROWS + 1, PANEL / LANES);
-    const int64_t panels = omp_get_num_threads(), groups = k / weight.group;
-    const int64_t bytes = int64_t(PANEL) * k * BITS / 8, ahead = panels * groups * PANEL;
     for (int c = 0; c < PANEL; c += VECTORS * LANES) {
         Floats part[ROWS][VECTORS] = {};
-        const char* from = (const char*)weight.numbers + p * bytes + int64_t(begin) * BITS / 8 * PANEL + c * 4;
         for (int i = begin; i < begin + count;) {
-            const int end = std::min(begin + count, (i / weight.group + 1) * weight.group);
-            const int64_t at = (p * groups + i / weight.group) * PANEL + c;
+            const int g = i / groups.size, end = std::min(begin + count, (g + 1) * groups.size);
             Widened<BITS> widened[VECTORS];
 #pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; v++) widened[v] = Widened<BITS>(weight, at + v * LANES, ahead);
-            for (; i < end; i += EACH, from += PANEL * 4) {
+            for (int v = 0; v < VECTORS; v++) widened[v] = Widened<BITS>(groups, g, c + v * LANES);
+            for (const char* from = groups.numbers(i, c); i < end; i += EACH, from += PANEL * 4) {
                 Ints packed[VECTORS];
 #pragma GCC unroll 8
                 for (int v = 0; v < VECTORS; v++) {
                     packed[v] = Widened<BITS>::load(from + v * sizeof(Ints));
-                    if (v * sizeof(Ints) % CACHE_LINE == 0) __builtin_prefetch(from + v * sizeof(Ints) + panels * bytes, 0, 2);
+                    if (v * sizeof(Ints) % CACHE_LINE == 0) prefetch(from + v * sizeof(Ints));
                 }
 #pragma GCC unroll 8
                 for (int place = 0; place < EACH; place++) {
@@ -244,19 +269,19 @@ void few_rows_part(const float* a, const Matrix& weight, int p, const Start& sta
 
 // The same of any number of rows, for all of which the weights are widened once, into memory.
 template <int BITS>
-void many_rows_part(const float* a, const Matrix& weight, int p, const Start& start, float* out, int rows, int n, int k,
+void many_rows_part(const float* a, const Groups<BITS>& groups, const Start& start, float* out, int rows, int n, int k,
                     int begin, int count) {
     constexpr int EACH = 32 / BITS;
     alignas(CACHE_LINE) float wide[CHUNK * PANEL];
-    const int64_t panels = omp_get_num_threads(), groups = k / weight.group, bytes = int64_t(PANEL) * k * BITS / 8;
     float* to = wide;
     for (int i = begin, end; i < begin + count; to += (end - i) * PANEL, i = end) {
-        end = std::min(begin + count, (i / weight.group + 1) * weight.group);
+        const int g = i / groups.size;
+        end = std::min(begin + count, (g + 1) * groups.size);
         for (int c = 0; c < PANEL; c += LANES) {
-            const Widened<BITS> widened(weight, (p * groups + i / weight.group) * PANEL + c, panels * groups * PANEL);
-            const char* from = (const char*)weight.numbers + p * bytes + int64_t(i) * BITS / 8 * PANEL + c * 4;
+            const Widened<BITS> widened(groups, g, c);
+            const char* from = groups.numbers(i, c);
             for (float* own = to + c; own < to + (end - i) * PANEL; own += EACH * PANEL, from += PANEL * 4) {
-                if (c * 4 % CACHE_LINE == 0) __builtin_prefetch(from + panels * bytes, 0, 2);
+                if (c * 4 % CACHE_LINE == 0) prefetch(from);
                 const Ints packed = Widened<BITS>::load(from);
 #pragma GCC unroll 8
                 for (int place = 0; place < EACH; place++) store(own + place * PANEL, widened(packed, place));
@@ -277,13 +302,14 @@ void many_rows_part(const float* a, const Matrix& weight, int p, const Start& st
 // those of whole weights are.
 template <int BITS>
 void rows_times_few_bits(const float* a, const Matrix& weight, int p, const Start& start, float* out, int rows, int n, int k) {
+    const Groups<BITS> groups(weight, p, k);
     for (int begin = 0, count; begin < k; begin += count) {
         count = std::min(CHUNK, k - begin);
         if (rows > PACKED_ROWS)
-            many_rows_part<BITS>(a, weight, p, start, out, rows, n, k, begin, count);
+            many_rows_part(a, groups, start, out, rows, n, k, begin, count);
         else
             as_constant<PACKED_ROWS>(rows, [&](auto number) {
-                few_rows_part<BITS, number>(a, weight, p, start, out, n, k, begin, count);
+                few_rows_part<BITS, number>(a, groups, start, out, n, k, begin, count);
             });
     }
 }
@@ -302,6 +328,33 @@ void rows_times_few_bits(const T* a, const Fixed& fixed, const Matrix& weight, i
         times(a);
     else
         times(fixed);
+}
+
+// The k weights of one output.
+template <int BITS, typename T>
+void widen(const Matrix& weight, int64_t output, int k, T* out) {
+    const Groups<BITS> groups(weight, output / PANEL, k);
+    const int lane = output % LANES, c = output % PANEL - lane;
+    for (int i = 0; i < k;) {
+        const Widened<BITS> widened(groups, i / groups.size, c);
+        for (const int end = i + groups.size; i < end; i += Widened<BITS>::EACH) {
+            const Ints packed = Widened<BITS>::load(groups.numbers(i, c));
+            for (int place = 0; place < Widened<BITS>::EACH; place++) store(out + i + place, widened(packed, place)[lane]);
+        }
+    }
+}
+
+// Likewise, of a matrix of any kind.
+template <typename T>
+void widen(const Matrix& weight, int64_t output, int k, T* out) {
+    const int64_t first = output / PANEL * PANEL * k, c = output % PANEL;
+    if (weight.bits == 4) widen<4>(weight, output, k, out);
+    if (weight.bits == 8) widen<8>(weight, output, k, out);
+    if (weight.bits == 16)
+        for (int i = 0; i < k; i++)
+            store(out + i, widened(((const BFloat16*)weight.weights)[first + i / 2 * 2 * PANEL + 2 * c + i % 2]));
+    if (weight.bits == 32)
+        for (int i = 0; i < k; i++) store(out + i, ((const float*)weight.weights)[first + int64_t(i) * PANEL + c]);
 }
 
 }  // namespace

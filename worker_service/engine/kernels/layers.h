@@ -44,8 +44,8 @@ void rows_times_panel(const T* a, int first, const Matrix& weight, int p, const 
     // The next panel of this thread, as far as one can tell, is wanted soon.
     const int64_t at = int64_t(p) * PANEL * k, ahead = int64_t(omp_get_num_threads()) * PANEL * k;
     if (weight.bits == 32)
-        if constexpr (std::is_same_v<T, float>) whole(a, (const float*)weight.numbers + at, k, sum, ahead);
-    if (weight.bits == 16) whole(a, (const BFloat16*)weight.numbers + at, k, sum, ahead);
+        if constexpr (std::is_same_v<T, float>) whole(a, (const float*)weight.weights + at, k, sum, ahead);
+    if (weight.bits == 16) whole(a, (const BFloat16*)weight.weights + at, k, sum, ahead);
     for (int g = 0; g < GROUPS; g++)
         for (int r = 0; r < ROWS; r++) std::memcpy(out + int64_t(r) * n + g * COLUMNS, sum[g][r], sizeof sum[g][r]);
 }
@@ -74,7 +74,7 @@ void linear(Barrier& barrier, const T* a, const Matrix* parts, int count, const 
         const Start start = add ? Start{to, n} : Start{bias ? bias + p * PANEL : nullptr, 0};
         if (part->bits == 16 && tiled<T>(k, PANEL)) {
             constexpr int LINE = PANEL * STEP<T>;
-            registers.multiply(a, k, (const T*)part->numbers + int64_t(own) * PANEL * k, LINE, start.at, start.stride, to, n,
+            registers.multiply(a, k, (const T*)part->weights + int64_t(own) * PANEL * k, LINE, start.at, start.stride, to, n,
                                rows, k, PANEL, int64_t(TILE_ROWS) * LINE);
             continue;
         }

@@ -73,6 +73,13 @@ struct BFloat16 {
     uint16_t bits;
 };
 
+float widened(BFloat16 x) {
+    const uint32_t bits = uint32_t(x.bits) << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
 void store(float* to, float x) { *to = x; }
 void store(BFloat16* to, float x) {
     uint32_t bits;
