@@ -75,7 +75,8 @@ def test_a_row_of_weights_is_what_its_bits_stand_for(
     bits: int, group: int, scales: torch.dtype, minima: bool, dtype: torch.dtype
 ) -> None:
     weights, some = random_groups(bits, group, scales, minima), torch.tensor([74, 0, 31, 32, 0])
-    assert torch.equal(Packed(weights).rows(some, dtype), weights.weight()[some].to(dtype))
+    for index in (some, some.int(), some.repeat_interleave(2)[::2]):
+        assert torch.equal(Packed(weights).rows(index, dtype), weights.weight()[some].to(dtype))
 
 
 @pytest.mark.parametrize("output", [-1, 96])

@@ -49,7 +49,7 @@ class Packed:
 
     def rows(self, index: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weights of these outputs [m], as `dtype` [m, k]. Raises IndexError where there is no such output."""
-        index, out = index.contiguous(), torch.empty(len(index), self.inputs, dtype=dtype)
+        index, out = index.long().contiguous(), torch.empty(len(index), self.inputs, dtype=dtype)
         pointer, integer = ctypes.c_void_p, ctypes.c_int
         kernel = native.function("widen", dtype, pointer, pointer, integer, integer, pointer, result=ctypes.c_bool)
         if not kernel(ctypes.byref(self.matrix), index.data_ptr(), len(index), self.inputs, out.data_ptr()):
