@@ -64,7 +64,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
     It takes real memory only where it is written. Until then it reads as zeros.
     """
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    # Python's default is memory that children share, which has no large pages.
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -2,7 +2,8 @@
 weights, and from which file, others decide."""
 
 import ctypes
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn.functional import pad
@@ -49,17 +50,23 @@ class Packed:
 
     def rows(self, index: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weights of these outputs [m], as `dtype` [m, k]. Raises IndexError where there is no such output."""
-        index, out = index.long().contiguous(), torch.empty(len(index), self.inputs, dtype=dtype)
-        pointer, integer = ctypes.c_void_p, ctypes.c_int
-        kernel = native.function("widen", dtype, pointer, pointer, integer, integer, pointer, result=ctypes.c_bool)
-        if not kernel(ctypes.byref(self.matrix), index.data_ptr(), len(index), self.inputs, out.data_ptr()):
+        index, out = index.to("cpu", torch.long).contiguous(), torch.empty(len(index), self.inputs, dtype=dtype)
+        sizes = self.outputs, len(index), self.inputs
+        if not _widen(dtype)(ctypes.byref(self.matrix), index.data_ptr(), *sizes, out.data_ptr()):
             raise IndexError(f"there are {self.outputs} outputs, not all of those that were asked for")
         return out
 
 
+@functools.cache
+def _widen(dtype: torch.dtype) -> Callable[..., bool]:
+    """`widen` of kernels/kernels.cpp."""
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    return native.function("widen", dtype, pointer, pointer, *[integer] * 3, pointer, result=ctypes.c_bool)
+
+
 def gather(parts: Sequence[Packed]) -> None:
-    """Move them into one piece of memory, in the order in which they are multiplied: it has large pages, and what a
-    product asks for ahead, at its end, is the beginning of the next one."""
+    """Move them into one piece of memory, in the order in which they are multiplied. What a product asks for ahead, at
+    its end, is then the beginning of the next one. To be called before anybody has taken a `matrix` of theirs."""
     memory, end = native.empty([sum(part.nbytes for part in parts)], torch.uint8), 0
     for part in parts:
         begin, end = end, end + part.nbytes

@@ -22,7 +22,7 @@ void attention_alone(const Shape& shape, const QueryRange* ranges, int count, co
 // `keys` and `values` the layer's blocks; the last four are Options); a pass through all layers (`x`: embeddings
 // [T][hidden], overwritten; `cosine`, `sine`: [T][dim]; `hidden`: the result, after the last norm; `beside`: null, or
 // what some layers read, too); chains of drafts; a product with packed weights, summed in float32; and some outputs' weights
-// as T [count][k], or false where there is no such output.
+// as T [count][k], or false where one is not among the first n.
 #define FOR_TYPE(NAME, T)                                                                                              \
     void attention_##NAME(const Shape* shape, const QueryRange* ranges, int count, const int32_t* tables,              \
                           const T* query, const T* key, const T* value, T* keys, T* values, T* out, float scale,       \
@@ -43,9 +43,9 @@ void attention_alone(const Shape& shape, const QueryRange* ranges, int count, co
         Barrier barrier;                                                                                               \
         _Pragma("omp parallel") linear(barrier, a, weight, 1, bias, out, rows, k, fixed);                              \
     }                                                                                                                  \
-    bool widen_##NAME(const Matrix* weight, const int64_t* outputs, int count, int k, T* out) {                        \
+    bool widen_##NAME(const Matrix* weight, const int64_t* outputs, int n, int count, int k, T* out) {                 \
         for (int i = 0; i < count; i++) {                                                                              \
-            if (outputs[i] < 0 || outputs[i] >= weight->n) return false;                                               \
+            if (outputs[i] < 0 || outputs[i] >= n) return false;                                                       \
             widen(*weight, outputs[i], k, out + int64_t(i) * k);                                                       \
         }                                                                                                              \
         return true;                                                                                                   \
