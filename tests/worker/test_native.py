@@ -1,4 +1,4 @@
-"""The sources of native kernels, and the words of a worker that can have none."""
+"""The sources of native kernels, the words of a worker that can have none, and the memory that kernels read."""
 
 import ctypes
 import logging
@@ -7,11 +7,13 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from worker_service.engine import kernel_files, native
 from worker_service.engine.kernel_files import CACHE_VARIABLE, CARRIED_VARIABLE, KINDS
@@ -104,3 +106,15 @@ def test_a_compiler_that_fails_is_quoted(
         assert native.kernels.__wrapped__() is None
     assert "exit status 4" in caplog.text
     assert "unknown flag" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells how memory is mapped")
+def test_weights_and_kv_lie_in_private_memory() -> None:
+    """Linux gives no large pages to memory that processes share."""
+    memory, found = native.empty((4 << 20,), torch.uint8), []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access, *_ = line.split()
+        begin, end = (int(address, 16) for address in span.split("-"))
+        if begin <= memory.data_ptr() < end:
+            found.append(access)
+    assert found == ["rw-p"]

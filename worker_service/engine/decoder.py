@@ -93,8 +93,9 @@ class NativeDecoder:
         assert isinstance(attention, NativeAttention)
         base, config, shape, dtype = model.base_model, model.config, attention.shapes[0], attention.dtype
         self._attention, self._embed, self._rotary = attention, base.embed_tokens, base.rotary_emb
-        self._kept: list[torch.Tensor] = []  # what the structures below point to, and
-        self._products: list[list[Packed]] = []  # so do these, by layer
+        # What the structures below point to: norms and biases; and the products of each layer.
+        self._kept: list[torch.Tensor] = []
+        self._products: list[list[Packed]] = []
         modules = _own(model)
         layers = (Layer * len(modules))()
         window, scale = attention.asked[attention.first].window, modules[0].self_attn.scaling
@@ -112,8 +113,8 @@ class NativeDecoder:
             layer.keys, layer.values = keys, values
             module.to("meta")
         gather([*chain.from_iterable(self._products)])
-        for layer, own in zip(layers, self._products, strict=True):
-            *qkv, layer.output, gate, up, layer.down = (part.matrix for part in own)
+        for layer, parts in zip(layers, self._products, strict=True):
+            *qkv, layer.output, gate, up, layer.down = (part.matrix for part in parts)
             layer.qkv[:], layer.gate_up[:] = qkv, [gate, up]
         self._layers, self._norm = layers, self._keep(base.norm.weight.float())
         self._shape = shape.heads, shape.kv_heads, shape.dim, attention.block_tokens

@@ -64,7 +64,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
     It takes real memory only where it is written. Until then it reads as zeros.
     """
-    # Python's default is memory that children share, which has no large pages.
+    # Private: Linux gives shared memory, which is Python's default, no large pages.
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them

@@ -22,6 +22,8 @@ struct Matrix {
 namespace {
 
 constexpr int GRAIN = 16;  // each group is some grains
+// Weights are asked for so many bytes before they are read: with 4 KiB they came too late.
+constexpr int64_t AHEAD = 96 << 10;
 // So many rows are multiplied at a time where words of weights need registers, too. More rows than that share weights that
 // were widened into memory.
 constexpr int PACKED_ROWS = REGISTERS == 16 ? 5 : 8;
@@ -352,7 +354,7 @@ void widen(const Matrix& weight, int64_t output, int k, T* out) {
     if (weight.bits == 8) widen<8>(weight, output, k, out);
     if (weight.bits == 16)
         for (int i = 0; i < k; i++)
-            store(out + i, widened(((const BFloat16*)weight.weights)[first + i / 2 * 2 * PANEL + 2 * c + i % 2]));
+            store(out + i, as_float(((const BFloat16*)weight.weights)[first + i / 2 * 2 * PANEL + 2 * c + i % 2]));
     if (weight.bits == 32)
         for (int i = 0; i < k; i++) store(out + i, ((const float*)weight.weights)[first + int64_t(i) * PANEL + c]);
 }

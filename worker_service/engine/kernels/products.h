@@ -18,7 +18,6 @@ constexpr int at_once(int rows, int most) {
 }
 
 constexpr int CACHE_LINE = 64;  // bytes
-constexpr int64_t AHEAD = 96 << 10;  // bytes from what is read to what should come into the cache; less came late
 constexpr int PANEL = 32;       // outputs whose weights lie together: [k / STEP][PANEL][STEP]
 constexpr int MOST_ROWS = REGISTERS == 16 ? 6 : 8;  // at a time: each weight is read once for all of them
 constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs

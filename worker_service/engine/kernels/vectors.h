@@ -73,7 +73,7 @@ struct BFloat16 {
     uint16_t bits;
 };
 
-float widened(BFloat16 x) {
+float as_float(BFloat16 x) {
     const uint32_t bits = uint32_t(x.bits) << 16;
     float result;
     std::memcpy(&result, &bits, sizeof result);
