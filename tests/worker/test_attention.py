@@ -3,7 +3,7 @@
 import copy
 import shutil
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -357,6 +357,52 @@ def test_attention_does_not_depend_on_how_many_tokens_a_pass_has(
 
     for width in (2, 5, 20, 40):
         assert torch.equal(attended(width), attended(1))
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("window", "softcap", "sinks"), [(0, 0.0, False), (0, 1.5, True), (700, 0.0, True), (40, 1.5, False)]
+)
+@pytest.mark.parametrize("block_tokens", [16, 48])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.usefixtures("two_threads")
+def test_a_long_text_gives_the_same_whether_threads_share_it_or_not(
+    dtype: torch.dtype, block_tokens: int, window: int, softcap: float, sinks: bool
+) -> None:
+    """Bit for bit: alone it is shared out, among 30 others it is not, nor are its first 1,099 tokens in one pass."""
+    torch.manual_seed(0)
+    before, others = 1099, 30
+    new = [torch.randn(before + 6 + others, heads, 32).to(dtype) for heads in (6, 2, 2)]
+    options = Options(0.2, window, softcap, torch.randn(6).to(dtype) if sinks else None)
+    blocks = -(-(before + 6) // block_tokens)
+    text = array("i", reversed(range(blocks)))
+
+    def attended(*passes: tuple[int, int], also: int = 0) -> torch.Tensor:
+        """The text's tokens begin..end of each pass, the later of which have as many others beside them."""
+        memory = {"blocks": blocks + also, "block_tokens": block_tokens}
+        attention, rows = NativeAttention(SHAPES, 2048, **memory, dtype=dtype), []
+        for number, (begin, end) in enumerate(passes):
+            n, beside = end - begin, also if number else 0
+            ranges = [QueryRange(0, n, begin, text)]
+            ranges += [QueryRange(n + i, 1, 0, array("i", [blocks + i])) for i in range(beside)]
+            attention.begin(ranges)
+            parts = (torch.cat([x[begin:end], x[before + 6 :][:beside]]) for x in new)
+            rows.append(attention.attend(*parts, 0, options)[:n].clone())
+        return torch.cat(rows)
+
+    alone = attended((0, before), *((i, i + 1) for i in range(before, before + 6)))
+    assert torch.equal(attended((0, before), (before, before + 6)), alone)
+    assert torch.equal(attended((0, before), (before, before + 5), (before + 5, before + 6), also=others), alone)
+    assert torch.equal(attended(*((i, min(i + 10, before)) for i in range(0, before, 10)), (before, before + 6)), alone)
+    expected = plain_attention(*(x[: before + 6].float() for x in new), options)
+    torch.testing.assert_close(alone.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 def _kv(pool: BlockPool, tokens: int) -> KV:

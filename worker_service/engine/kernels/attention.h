@@ -3,24 +3,8 @@
 // Within a block the keys of a head lie transposed, [dim][token], and its values as they come, [token][dim], so that
 // scores and outputs are the same kind of product (products.h); both in steps, as it wants them.
 #pragma once
-#include <cmath>
-#include <utility>
-#include <vector>
-
+#include "pass.h"
 #include "tiles.h"
-
-extern "C" {
-
-struct Shape {  // of the model and its blocks
-    int32_t heads, kv_heads, dim, block_tokens;
-};
-
-// The packed tokens begin..begin+n: they are those of one text from position `start` on. table: where the text's block
-// ids begin. source: -1, or a block of another text: the text's block of `start` begins as that one does.
-struct QueryRange {
-    int32_t begin, n, start, table, source;
-};
-}
 
 namespace {
 
@@ -73,19 +57,7 @@ struct Seen {
         return shrink;
     }
 
-    // A score of nothing: it takes a part of the weight and brings no value.
-    void sink(float score) { top = score, mass[0] = 1; }
-
     static constexpr float NEVER = -1e30f;
-};
-
-// How a layer attends. `window`: how far back a token sees, itself included, 0: everything. `softcap`: 0: none. `sinks`:
-// of each head, or null.
-struct Options {
-    float scale;
-    int window;
-    float softcap = 0;
-    const float* sinks = nullptr;
 };
 
 // Scores of products: cap * tanh(scale * product / cap).
@@ -98,85 +70,106 @@ void cap(float* score, int count, const Options& options) {
     }
 }
 
-constexpr int PIECE = 16;  // tokens of a query range that are computed together, over all blocks that they see
-
-template <typename T>
-struct Scratch {  // of one thread; grows to the largest piece
-    std::vector<T> query, weight;
-    std::vector<float> sum, score;
-    std::vector<Seen> seen;
-};
-
 // Of how many tokens values are multiplied at a time.
 template <typename T>
 int value_step(const Shape& shape) {
     return tiled<T>(shape.block_tokens, shape.dim) ? TILE_STEP : STEP<T>;
 }
 
-// One piece of a query range of one key-value head over all blocks that it sees.
 template <typename T>
-void attend(const Shape& shape, const QueryRange& range, const int32_t* table, int kv_head, int first, const T* query,
-            const T* keys, const T* values, T* out, const Options& options, Scratch<T>& scratch, TileRegisters& registers) {
-    const int group = shape.heads / shape.kv_heads, dim = shape.dim, block_tokens = shape.block_tokens;
-    const int window = options.window;
-    const float scale = options.softcap ? 1 : options.scale;  // a cap has scaled them
-    const int tokens = std::min(PIECE, range.n - first), rows = tokens * group;
-    const auto place = [&](int r) {  // of the row's head, in query and out
-        return (int64_t(range.begin + first + r / group) * shape.heads + kv_head * group + r % group) * dim;
-    };
-    const int scores = rows * block_tokens;
-    scratch.query.resize(rows * dim), scratch.weight.resize(scores), scratch.score.resize(scores);
-    scratch.sum.assign(rows * dim, 0.0f), scratch.seen.assign(rows, {});
-    T *q = scratch.query.data(), *weight = scratch.weight.data();
-    float *sum = scratch.sum.data(), *score = scratch.score.data();
-    for (int r = 0; r < rows; r++) {
-        std::copy_n(query + place(r), dim, q + r * dim);
-        if (options.sinks) scratch.seen[r].sink(options.sinks[kv_head * group + r % group]);
-    }
-    const int low = window ? std::max(0, range.start + first - window + 1) : 0;
-    const int high = range.start + first + tokens;
-    const auto start = [&](int block) {
-        return (int64_t(table[block]) * shape.kv_heads + kv_head) * block_tokens * dim;
-    };
-    for (int block = low / block_tokens; block * block_tokens < high; block++) {
-        const int64_t at = start(block), ahead = (block + 1) * block_tokens < high ? start(block + 1) - at : 0;
-        std::fill_n(score, scores, 0.0f);
-        multiply(registers, q, dim, keys + at, score, rows, dim, block_tokens, ahead);
-        if (options.softcap) cap(score, scores, options);
-        for (int r = 0; r < rows; r++) {
-            const int own = range.start + first + r / group - block * block_tokens;  // of the row's token, from here
-            const float shrink = scratch.seen[r].next(score + r * block_tokens, weight + r * block_tokens,
-                                                      window ? own - window + 1 : 0, own + 1, block_tokens, scale);
-            if (shrink != 1)
-                for (int d = 0; d < dim; d += LANES) store(sum + r * dim + d, load(sum + r * dim + d) * shrink);
+struct Scratch {  // of one thread; grows to the largest piece
+    std::vector<T> query, weight;
+    std::vector<float> score, sums;
+    std::vector<Seen> seen;
+};
+
+// One layer's attention in a pass, as one thread computes it.
+template <typename T>
+class Attention {
+   public:
+    Attention(const Pass& pass, const T* query, const T* keys, const T* values, T* out, Scratch<T>& scratch)
+        : pass(pass), query(query), keys(keys), values(values), out(out), scratch(scratch) {}
+
+    // One task of one key-value head.
+    void operator()(const Pass::Task& task, int kv_head) {
+        const Piece& piece = pass.pieces[task.piece];
+        const int dim = pass.shape.dim, rows = piece.rows;
+        if (pass.shared) {
+            sum(piece, kv_head, task.span, pass.shared_sums(piece, kv_head, task.span));
+            if (!pass.complete(task.piece, kv_head)) return;
         }
-        // Beyond `high` there may be anything, but for the other tokens of a step.
-        const int filled = std::min(block_tokens, high - block * block_tokens), step = value_step<T>(shape);
-        multiply(registers, weight, block_tokens, values + at, sum, rows, (filled + step - 1) / step * step, dim, ahead);
-    }
-    for (int r = 0; r < rows; r++) {
-        const float mass = total(scratch.seen[r].mass);
-        for (int d = 0; d < dim; d += LANES) store(out + place(r) + d, load(sum + r * dim + d) / mass);
-    }
-}
-
-using Pieces = std::vector<std::pair<int, int>>;  // number of the query range, first token in it
-
-struct Pass {
-    const Shape& shape;
-    const QueryRange* ranges;
-    int count;
-    const int32_t* tables;
-    Options options;
-    Pieces pieces;
-    bool forks = false;  // whether a range has a source
-
-    Pass(const Shape& shape, const QueryRange* ranges, int count, const int32_t* tables, const Options& options)
-        : shape(shape), ranges(ranges), count(count), tables(tables), options(options) {
-        for (int s = 0; s < count; s++) {
-            for (int first = 0; first < ranges[s].n; first += PIECE) pieces.emplace_back(s, first);
-            forks |= ranges[s].source >= 0;
+        const int64_t size = Sums::size(rows, dim);
+        scratch.sums.resize(2 * size);
+        const auto sums = [&](int span) {
+            if (pass.shared) return pass.shared_sums(piece, kv_head, span);
+            const Sums own(scratch.sums.data() + (span > piece.begin) * size, rows, dim);
+            sum(piece, kv_head, span, own);
+            return own;
+        };
+        const Sums all = sums(piece.begin);
+        for (int span = piece.begin + 1; span < piece.end; span++) all.merge(sums(span), rows, dim);
+        const float* sinks = pass.options.sinks;
+        for (int r = 0; r < rows; r++) {  // a sink takes a part of the weight and brings no value
+            const float sink = sinks ? std::exp(sinks[kv_head * pass.group + r % pass.group] - all.tops[r]) : 0;
+            for (int d = 0; d < dim; d += LANES)
+                store(out + place(piece, kv_head, r) + d, load(all.values + r * dim + d) / (all.masses[r] + sink));
         }
+    }
+
+   private:
+    const Pass& pass;
+    const T *query, *keys, *values;
+    T* out;
+    Scratch<T>& scratch;
+    TileRegisters registers;
+
+    // In `query` and `out`, of a row's head.
+    int64_t place(const Piece& piece, int kv_head, int r) const {
+        const int token = pass.ranges[piece.range].begin + piece.first + r / pass.group;
+        return (int64_t(token) * pass.shape.heads + kv_head * pass.group + r % pass.group) * pass.shape.dim;
+    }
+
+    // Sums up what a piece sees of one span.
+    void sum(const Piece& piece, int kv_head, int span, const Sums& sums) {
+        const Shape& shape = pass.shape;
+        const Options& options = pass.options;
+        const int dim = shape.dim, block_tokens = shape.block_tokens, rows = piece.rows, window = options.window;
+        const float scale = options.softcap ? 1 : options.scale;  // a cap has scaled them
+        const int32_t* table = pass.tables + pass.ranges[piece.range].table;
+        const int scores = rows * block_tokens;
+        scratch.query.resize(rows * dim), scratch.weight.resize(scores), scratch.score.resize(scores);
+        scratch.seen.assign(rows, {});
+        T *q = scratch.query.data(), *weight = scratch.weight.data();
+        float* score = scratch.score.data();
+        for (int r = 0; r < rows; r++) std::copy_n(query + place(piece, kv_head, r), dim, q + r * dim);
+        std::fill_n(sums.values, rows * dim, 0.0f);
+        const int low = std::max(piece.low, span * pass.span_tokens);
+        const int high = std::min(piece.high, (span + 1) * pass.span_tokens);
+        const auto start = [&](int block) {
+            return (int64_t(table[block]) * shape.kv_heads + kv_head) * block_tokens * dim;
+        };
+        for (int block = low / block_tokens; block * block_tokens < high; block++) {
+            const int64_t at = start(block), ahead = (block + 1) * block_tokens < piece.high ? start(block + 1) - at : 0;
+            std::fill_n(score, scores, 0.0f);
+            multiply(registers, q, dim, keys + at, score, rows, dim, block_tokens, ahead);
+            if (options.softcap) cap(score, scores, options);
+            for (int r = 0; r < rows; r++) {
+                // The row's token, counted from this block's first one.
+                const int own = pass.ranges[piece.range].start + piece.first + r / pass.group - block * block_tokens;
+                const float shrink =
+                    scratch.seen[r].next(score + r * block_tokens, weight + r * block_tokens,
+                                         window ? own - window + 1 : 0, own + 1, block_tokens, scale);
+                if (shrink != 1)
+                    for (float *to = sums.values + r * dim, *end = to + dim; to < end; to += LANES)
+                        store(to, load(to) * shrink);
+            }
+            // Beyond `high` there may be anything, but for the other tokens of a step.
+            const int filled = std::min(block_tokens, high - block * block_tokens), step = value_step<T>(shape);
+            multiply(registers, weight, block_tokens, values + at, sums.values, rows, (filled + step - 1) / step * step, dim,
+                     ahead);
+        }
+        for (int r = 0; r < rows; r++)
+            sums.tops[r] = scratch.seen[r].top, sums.masses[r] = total(scratch.seen[r].mass);
     }
 };
 
@@ -240,14 +233,10 @@ void attention(Barrier& barrier, const Pass& pass, const T* query, const T* key,
     write(barrier, pass, false, key, value, keys, values);
     if (pass.forks) write(barrier, pass, true, key, value, keys, values);
     static thread_local Scratch<T> scratch;
-    TileRegisters registers;
+    Attention<T> attend(pass, query, keys, values, out, scratch);
 #pragma omp for schedule(dynamic) nowait
-    for (int task = 0; task < int(pass.pieces.size()) * shape.kv_heads; task++) {
-        const auto [s, first] = pass.pieces[task / shape.kv_heads];
-        const QueryRange& range = pass.ranges[s];
-        attend(shape, range, pass.tables + range.table, task % shape.kv_heads, first, query, keys, values, out,
-               pass.options, scratch, registers);
-    }
+    for (int task = 0; task < int(pass.tasks.size()) * shape.kv_heads; task++)
+        attend(pass.tasks[task / shape.kv_heads], task % shape.kv_heads);
     barrier.wait();
 }
 
