@@ -28,7 +28,7 @@ void multiply(TileRegisters& registers, const T* a, int a_stride, const T* b, fl
     });
 }
 
-// Softmax over blocks, online as in FlashAttention: what a row has seen so far. Weights are relative to e^top.
+// Softmax over blocks, online as in FlashAttention: what a row has seen of a span so far. Weights are relative to e^top.
 struct Seen {
     float top = NEVER;
     Floats mass = {};
@@ -99,15 +99,15 @@ class Attention {
             if (!pass.complete(task.piece, kv_head)) return;
         }
         const int64_t size = Sums::size(rows, dim);
-        scratch.sums.resize(2 * size);
-        const auto sums = [&](int span) {
+        if (!pass.shared) scratch.sums.resize(2 * size);
+        const auto summed = [&](int span) {
             if (pass.shared) return pass.shared_sums(piece, kv_head, span);
             const Sums own(scratch.sums.data() + (span > piece.begin) * size, rows, dim);
             sum(piece, kv_head, span, own);
             return own;
         };
-        const Sums all = sums(piece.begin);
-        for (int span = piece.begin + 1; span < piece.end; span++) all.merge(sums(span), rows, dim);
+        const Sums all = summed(piece.begin);
+        for (int span = piece.begin + 1; span < piece.end; span++) all.merge(summed(span), rows, dim);
         const float* sinks = pass.options.sinks;
         for (int r = 0; r < rows; r++) {  // a sink takes a part of the weight and brings no value
             const float sink = sinks ? std::exp(sinks[kv_head * pass.group + r % pass.group] - all.tops[r]) : 0;
@@ -129,8 +129,8 @@ class Attention {
         return (int64_t(token) * pass.shape.heads + kv_head * pass.group + r % pass.group) * pass.shape.dim;
     }
 
-    // Sums up what a piece sees of one span.
-    void sum(const Piece& piece, int kv_head, int span, const Sums& sums) {
+    // Sums up what a piece sees of one span. Compiled once, so that its sums are the same to the bit wherever it is called.
+    [[gnu::noinline]] void sum(const Piece& piece, int kv_head, int span, const Sums& sums) {
         const Shape& shape = pass.shape;
         const Options& options = pass.options;
         const int dim = shape.dim, block_tokens = shape.block_tokens, rows = piece.rows, window = options.window;

@@ -35,8 +35,9 @@ struct Options {
 
 constexpr int PIECE = 16;  // tokens of a query range that are computed together
 
-// A text is attended to in spans of so many tokens, from its begin on. Each is summed up apart, and the sums are merged in
-// order: so threads can share a long text out, as in Flash-Decoding, and give what one of them would.
+// A text is attended to in spans of so many tokens, or a little less: whole blocks, from its begin on. Each is summed up
+// apart, and the sums are merged in order: so threads can share a long text out, as in Flash-Decoding, and give what one
+// of them would.
 constexpr int SPAN = 512;
 
 // What attention sums up, for rows of `dim` values.
@@ -47,7 +48,8 @@ struct Sums {
 
     static int64_t size(int rows, int dim) { return int64_t(rows) * (dim + 2); }
 
-    // Adds what was summed up of the next span.
+    // Adds what was summed up of the next span. Of a span in which a row sees nothing it has a top below every score, and
+    // mass and values of 0: merged with others they leave those as they are.
     void merge(const Sums& next, int rows, int dim) const {
         for (int r = 0; r < rows; r++) {
             const float top = std::max(tops[r], next.tops[r]);
@@ -61,10 +63,10 @@ struct Sums {
 };
 
 struct Piece {
-    int range, first, tokens, rows;  // of which query range; rows: its tokens' query heads of a key-value head
-    int low, high;                   // its tokens see the positions low..high,
-    int begin, end;                  // which lie in the spans begin..end
-    int64_t sums;                    // where its sums begin, if they are shared
+    int range, first, rows;  // of which query range, from which of its tokens on; rows: query heads of a key-value head
+    int low, high;           // together its tokens see the positions low..high (without high),
+    int begin, end;          // which lie in the spans begin..end (without end)
+    int64_t at;              // where its sums begin, if they are shared
 };
 
 // A pass's query ranges as pieces, and what one thread computes at a time: a piece, or a span of one where pieces are few.
@@ -86,20 +88,21 @@ struct Pass {
     Pass(const Shape& shape, const QueryRange* ranges, int count, const int32_t* tables, const Options& options)
         : shape(shape), ranges(ranges), count(count), tables(tables), options(options) {
         int64_t floats = 0;
-        int all = 0, most = 0;  // spans, of all pieces and of the longest
+        int spans = 0, most = 0;  // of all pieces, and of the longest
         for (int s = 0; s < count; s++) {
             forks |= ranges[s].source >= 0;
             for (int first = 0; first < ranges[s].n; first += PIECE) {
-                const int tokens = std::min(PIECE, ranges[s].n - first), at = ranges[s].start + first;
-                const int low = options.window ? std::max(0, at - options.window + 1) : 0, high = at + tokens;
+                const int tokens = std::min(PIECE, ranges[s].n - first), start = ranges[s].start + first;
+                const int low = options.window ? std::max(0, start - options.window + 1) : 0, high = start + tokens;
                 const int begin = low / span_tokens, end = (high - 1) / span_tokens + 1, rows = tokens * group;
-                pieces.push_back({s, first, tokens, rows, low, high, begin, end, floats});
+                pieces.push_back({s, first, rows, low, high, begin, end, floats});
                 floats += (end - begin) * shape.kv_heads * Sums::size(rows, shape.dim);
-                all += end - begin, most = std::max(most, end - begin);
+                spans += end - begin, most = std::max(most, end - begin);
             }
         }
-        const int number = int(pieces.size()), heads = shape.kv_heads;
-        shared = most > 1 && int64_t(all) * heads < int64_t(most) * EVEN * omp_get_max_threads() && floats < LARGEST;
+        const int number = int(pieces.size()), heads = shape.kv_heads, threads = omp_get_max_threads();
+        const bool even = int64_t(spans) * heads >= int64_t(most) * EVEN * threads;
+        shared = threads > 1 && most > 1 && !even && floats < LARGEST;
         for (int p = 0; p < number; p++)
             for (int span = pieces[p].begin; span < pieces[p].end; span = shared ? span + 1 : pieces[p].end)
                 tasks.push_back({p, span});
@@ -110,8 +113,8 @@ struct Pass {
     }
 
     Sums shared_sums(const Piece& piece, int kv_head, int span) const {
-        const int64_t at = int64_t(kv_head) * (piece.end - piece.begin) + span - piece.begin;
-        return {sums + piece.sums + at * Sums::size(piece.rows, shape.dim), piece.rows, shape.dim};
+        const int64_t before = int64_t(kv_head) * (piece.end - piece.begin) + span - piece.begin;
+        return {sums + piece.at + before * Sums::size(piece.rows, shape.dim), piece.rows, shape.dim};
     }
 
     // Says that one more span was computed, in this layer. Returns whether it was the last one of its piece.
