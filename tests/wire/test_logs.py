@@ -1,6 +1,7 @@
 """Logs of a service: its own words, and warnings of libraries that use `logging`."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -40,7 +41,12 @@ logging.getLogger("a.library").info("is left out")
 
 def test_what_libraries_say_is_a_line_and_a_broken_handler_is_told_without_its_message() -> None:
     """gRPC catches what a handler raises: the log is the only place where anybody can see it."""
-    ended = subprocess.run([sys.executable, "-c", SERVICE], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    environment = os.environ | {
+        "GRPC_VERBOSITY": "ERROR"
+    }  # as services have it: its core's own lines are no words of ours
+    ended = subprocess.run(
+        [sys.executable, "-c", SERVICE], env=environment, capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
     broken, odd, between = map(json.loads, ended.stderr.splitlines())
     assert {(line["service"], line["worker"]) for line in (broken, odd, between)} == {("test", "w-1")}
     assert (broken["level"], broken["logger"]) == ("error", "grpc._cython.cygrpc")
