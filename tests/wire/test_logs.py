@@ -41,9 +41,8 @@ logging.getLogger("a.library").info("is left out")
 
 def test_what_libraries_say_is_a_line_and_a_broken_handler_is_told_without_its_message() -> None:
     """gRPC catches what a handler raises: the log is the only place where anybody can see it."""
-    environment = os.environ | {
-        "GRPC_VERBOSITY": "ERROR"
-    }  # as services have it: its core's own lines are no words of ours
+    # As `laps-sd` and the image give it to services: the lines of gRPC's C++ core are no JSON.
+    environment = os.environ | {"GRPC_VERBOSITY": "ERROR"}
     ended = subprocess.run(
         [sys.executable, "-c", SERVICE], env=environment, capture_output=True, text=True, timeout=WAIT_S, check=True
     )

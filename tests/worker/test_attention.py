@@ -379,7 +379,8 @@ def test_a_long_text_gives_the_same_whether_threads_share_it_or_not(
     softcap: float,
     sinks: bool,
 ) -> None:
-    """Bit for bit. One thread shares nothing, three share out what is alone; two do not if it is among 30 others."""
+    """Bit for bit. One thread shares nothing. Two and three share a text that is alone; two do not share it among 30
+    others."""
     torch.manual_seed(0)
     before, others = 1099, 30
     new = [torch.randn(before + 6 + others, heads, 32).to(dtype) for heads in (6, 2, 2)]
