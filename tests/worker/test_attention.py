@@ -3,7 +3,7 @@
 import copy
 import shutil
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -357,13 +357,6 @@ def test_attention_does_not_depend_on_how_many_tokens_a_pass_has(
 
     for width in (2, 5, 20, 40):
         assert torch.equal(attended(width), attended(1))
-
-
-@pytest.fixture
-def set_threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 layout."""
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from worker_service.engine.packed import Packed, PackedLinear, gather
 from worker_service.gguf_groups import groups
 from worker_service.model_files import ModelError
 
-N, K, ROWS = 75, 192, 19  # outputs are no multiple of a panel, rows none of what is computed at a time
+N, K, ROWS = 75, 192, 37  # outputs are no multiple of a panel, rows none of what is computed at a time
 LAYOUTS = list(itertools.product((8, 4), (16, 32, 64), (torch.float16, torch.float32), (False, True)))
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
@@ -52,7 +53,7 @@ def test_in_bfloat16_only_activations_are_rounded(bits: int, group: int, scales:
     weights, x = random_groups(bits, group, scales, minima), torch.randn(ROWS, K).bfloat16()
     expected = x.double().numpy() @ weights.weight().double().numpy().T
     found = linear(weights, torch.bfloat16)(x)
-    step = x.float().abs().amax(-1, keepdim=True) / 32767
+    step = x.float().abs().amax(-1, keepdim=True) / (127 * 257)
     bound = step / 2 * weights.weight().abs().sum(-1) + 1e-3
     assert (np.abs(found.numpy() - expected) <= bound.numpy()).all()
 
@@ -106,6 +107,22 @@ def test_a_row_does_not_depend_on_the_others(bits: int, minima: bool, dtype: tor
     for count in (1, 2, 7, 8, 9):
         parts = [product(x[i : i + count]) for i in range(0, ROWS, count)]
         assert torch.equal(torch.cat(parts), together)
+
+
+@pytest.mark.parametrize("bits", [32, 8, 4])
+def test_threads_that_lose_their_core_lose_no_product(bits: int, set_threads: Callable[[int], None]) -> None:
+    """More threads than cores: others do what one has not begun, and each output is computed once."""
+    torch.manual_seed(0)
+    weights = torch.randn(2000, K)
+    layer = torch.nn.Linear(K, len(weights))
+    product = PackedLinear(layer, Packed(weights if bits == 32 else quantise(weights, bits)))
+    x = torch.randn(3, K)
+    set_threads(1)
+    alone = product(x)
+    for threads in (2, 5, 100):  # there are 63 panels
+        set_threads(threads)
+        for _ in range(20):
+            assert torch.equal(product(x), alone)
 
 
 def test_activations_that_are_no_numbers_stay_so() -> None:

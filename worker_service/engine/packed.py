@@ -13,7 +13,7 @@ from worker_service.engine.few_bits import Groups
 
 
 class Matrix(ctypes.Structure):
-    """`Matrix` of kernels/few_bits.h."""
+    """`Matrix` of kernels/groups.h."""
 
     _fields_ = [
         ("weights", ctypes.c_void_p),
@@ -95,13 +95,13 @@ def pack(weight: torch.Tensor, step: int = 0) -> torch.Tensor:
 
 
 def _pack_groups(groups: Groups) -> torch.Tensor:
-    """Bytes: of each group of a panel its numbers, scales and minima. Of a word's numbers the even ones come first."""
-    step, count = 32 // groups.bits, groups.scales.shape[1]
-    order = [*range(0, step, 2), *range(1, step, 2)]
-    numbers = groups.numbers.view(-1, step)[:, order].view(groups.numbers.shape)
+    """Bytes: of each group of a panel its numbers from 0 on, scales and minima."""
+    count = groups.scales.shape[1]
+    numbers = groups.numbers.view(torch.uint8) + (1 << (groups.bits - 1))
     if groups.bits == 4:
-        numbers = numbers.view(torch.uint8)
-        numbers = (numbers[:, ::2] & 15) | (numbers[:, 1::2] << 4)
+        numbers = numbers & 15
+        eights = numbers.view(len(numbers), -1, 2, 4)
+        numbers = (eights[:, :, 0] | eights[:, :, 1] << 4).flatten(1)
     parts = [pack(numbers, 4), *(pack(part, 1) for part in groups[2:] if part is not None)]
     together = [part.view(torch.uint8).reshape(len(part), count, -1) for part in parts]
     memory = native.empty((*together[0].shape[:2], sum(part.shape[2] for part in together)), torch.uint8)

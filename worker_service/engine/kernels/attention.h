@@ -200,15 +200,14 @@ void copy(T* keys, T* values, int64_t from, int64_t to, int tokens, const Shape&
 
 // Writes all new keys and values of the ranges that have a source, or of those that have none. Threads share the work.
 template <typename T>
-void write(Barrier& barrier, const Pass& pass, bool forks, const T* key, const T* value, T* keys, T* values) {
+void write(Team& team, const Pass& pass, bool forks, const T* key, const T* value, T* keys, T* values) {
     const Shape& shape = pass.shape;
     const int block_tokens = shape.block_tokens, size = block_tokens * shape.dim;
-#pragma omp for nowait
-    for (int task = 0; task < pass.count * shape.kv_heads; task++) {
+    team.share(pass.count * shape.kv_heads, [&](int task) {
         const QueryRange& range = pass.ranges[task / shape.kv_heads];
         const int head = task % shape.kv_heads;
         const auto start = [&](int64_t block) { return (block * shape.kv_heads + head) * size; };
-        if ((range.source >= 0) != forks) continue;
+        if ((range.source >= 0) != forks) return;
         const int32_t* table = pass.tables + range.table;
         if (forks) {
             const int inside = range.start % block_tokens;
@@ -220,24 +219,22 @@ void write(Barrier& barrier, const Pass& pass, bool forks, const T* key, const T
             const int64_t at = start(table[position / block_tokens]);
             write(key + from, value + from, keys + at, values + at, position % block_tokens, shape);
         }
-    }
-    barrier.wait();
+    });
 }
 
 // To be called within a parallel region; it ends with a barrier.
 template <typename T>
-void attention(Barrier& barrier, const Pass& pass, const T* query, const T* key, const T* value, T* keys, T* values,
+void attention(Team& team, const Pass& pass, const T* query, const T* key, const T* value, T* keys, T* values,
                T* out) {
     const Shape& shape = pass.shape;
     // First all new keys and values, for ranges see each other's.
-    write(barrier, pass, false, key, value, keys, values);
-    if (pass.forks) write(barrier, pass, true, key, value, keys, values);
+    write(team, pass, false, key, value, keys, values);
+    if (pass.forks) write(team, pass, true, key, value, keys, values);
     static thread_local Scratch<T> scratch;
     Attention<T> attend(pass, query, keys, values, out, scratch);
-#pragma omp for schedule(dynamic) nowait
-    for (int task = 0; task < int(pass.tasks.size()) * shape.kv_heads; task++)
+    team.share(int(pass.tasks.size()) * shape.kv_heads, [&](int task) {
         attend(pass.tasks[task / shape.kv_heads], task % shape.kv_heads);
-    barrier.wait();
+    });
 }
 
 }  // namespace

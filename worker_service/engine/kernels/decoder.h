@@ -25,12 +25,11 @@ namespace {
 // Queries, keys and values of all tokens, turned by their positions: [T][heads + 2 kv_heads][dim] to three of [T]. Where
 // the layer has norms of heads, queries and keys are overwritten by what these make of them.
 template <typename T>
-void rotate(Barrier& barrier, const Decoder& decoder, const Layer& layer, int tokens, float* qkv, const float* cosine,
+void rotate(Team& team, const Decoder& decoder, const Layer& layer, int tokens, float* qkv, const float* cosine,
             const float* sine, T* query, T* key, T* value) {
     const Shape& shape = decoder.shape;
     const int dim = shape.dim, half = dim / 2, heads = shape.heads, kv = shape.kv_heads;
-#pragma omp for nowait
-    for (int t = 0; t < tokens; t++) {
+    team.share(tokens, [&](int t) {
         float* from = qkv + int64_t(t) * (heads + 2 * kv) * dim;
         const float *c = cosine + t * dim, *s = sine + t * dim;
         for (int h = 0; h < heads + kv; h++, from += dim) {
@@ -49,8 +48,7 @@ void rotate(Barrier& barrier, const Decoder& decoder, const Layer& layer, int to
             }
         }
         for (int d = 0; d < kv * dim; d += LANES) store(value + int64_t(t) * kv * dim + d, load(from + d));
-    }
-    barrier.wait();
+    });
 }
 
 // `beside` [tokens][hidden]: what the attention of layers with a norm for it reads before `x`. Others leave it alone.
@@ -70,24 +68,24 @@ void decode(const Decoder& decoder, const QueryRange* ranges, int count, const i
       *gated = attended + int64_t(tokens) * q;
     const Fixed fixed = fixed_memory(tokens, std::max({2 * width, q, decoder.inner}));
     const Pass pass(shape, ranges, count, tables, {decoder.scale, decoder.window});
-    Barrier barrier;
+    Team team;
 #pragma omp parallel
     {
         for (int l = 0; l < decoder.layers; l++) {
             const Layer& layer = decoder.layer[l];
             const int own = layer.beside_norm ? width : 0, read = own + width;
-            if (own) rms_norm(barrier, beside, layer.beside_norm, normed, tokens, width, decoder.epsilon, read);
-            rms_norm(barrier, x, layer.attention_norm, normed + own, tokens, width, decoder.epsilon, read);
-            linear(barrier, normed, layer.qkv, 3, layer.qkv_bias, product, tokens, read, fixed);
-            rotate(barrier, decoder, layer, tokens, product, cosine, sine, query, key, value);
-            attention(barrier, pass, query, key, value, (T*)layer.keys, (T*)layer.values, attended);
-            linear(barrier, attended, &layer.output, 1, nullptr, x, tokens, q, fixed, true);
-            rms_norm(barrier, x, layer.mlp_norm, normed, tokens, width, decoder.epsilon);
-            linear(barrier, normed, layer.gate_up, 2, nullptr, product, tokens, width, fixed);
-            gate(barrier, product, gated, tokens, decoder.inner);
-            linear(barrier, gated, &layer.down, 1, nullptr, x, tokens, decoder.inner, fixed, true);
+            if (own) rms_norm(team, beside, layer.beside_norm, normed, tokens, width, decoder.epsilon, read);
+            rms_norm(team, x, layer.attention_norm, normed + own, tokens, width, decoder.epsilon, read);
+            linear(team, normed, layer.qkv, 3, layer.qkv_bias, product, tokens, read, fixed);
+            rotate(team, decoder, layer, tokens, product, cosine, sine, query, key, value);
+            attention(team, pass, query, key, value, (T*)layer.keys, (T*)layer.values, attended);
+            linear(team, attended, &layer.output, 1, nullptr, x, tokens, q, fixed, true);
+            rms_norm(team, x, layer.mlp_norm, normed, tokens, width, decoder.epsilon);
+            linear(team, normed, layer.gate_up, 2, nullptr, product, tokens, width, fixed);
+            gate(team, product, gated, tokens, decoder.inner);
+            linear(team, gated, &layer.down, 1, nullptr, x, tokens, decoder.inner, fixed, true);
         }
-        if (decoder.norm) rms_norm(barrier, x, decoder.norm, hidden, tokens, width, decoder.epsilon);
+        if (decoder.norm) rms_norm(team, x, decoder.norm, hidden, tokens, width, decoder.epsilon);
     }
 }
 

@@ -65,33 +65,30 @@ void draft(const DraftHead& head, float* state, const int32_t* token, int rows, 
     };
     std::vector<Chain> chains, next(most);
     for (int r = 0; r < rows; r++) chains.push_back({r * width, r, token[r], 1});
-    Barrier barrier;
+    Team team;
 #pragma omp parallel
     for (int j = 0, n = rows; j < longest && n; j++, n = chains.size()) {
         const int kept = j ? 1 : width;  // of the tokens that may follow each chain
-#pragma omp for nowait
-        for (int r = 0; r < n; r++) {
+        team.share(n, [&](int r) {
             const Embedding* from = (const Embedding*)head.embeddings + int64_t(chains[r].token) * hidden;
             for (int i = 0; i < hidden; i += LANES) store(embedding + int64_t(r) * hidden + i, load(from + i));
-        }
-        rms_norm(barrier, state, head.state_norm, normed, n, hidden, head.epsilon, 2 * hidden);
-        rms_norm(barrier, embedding, head.token_norm, normed + hidden, n, hidden, head.epsilon, 2 * hidden);
-        linear(barrier, normed, &head.join, 1, nullptr, state, n, 2 * hidden, fixed);
-        rms_norm(barrier, state, head.mlp_norm, normed, n, hidden, head.epsilon);
-        linear(barrier, normed, &head.gate_up, 1, nullptr, product, n, hidden, fixed);
-        gate(barrier, product, gated, n, head.inner);
-        linear(barrier, gated, &head.down, 1, nullptr, state, n, head.inner, fixed, true);
-        rms_norm(barrier, state, head.output_norm, normed, n, hidden, head.epsilon);
-        linear(barrier, normed, &head.output, 1, nullptr, product, n, hidden, fixed);
-#pragma omp for nowait
-        for (int r = 0; r < n; r++) {
+        });
+        rms_norm(team, state, head.state_norm, normed, n, hidden, head.epsilon, 2 * hidden);
+        rms_norm(team, embedding, head.token_norm, normed + hidden, n, hidden, head.epsilon, 2 * hidden);
+        linear(team, normed, &head.join, 1, nullptr, state, n, 2 * hidden, fixed);
+        rms_norm(team, state, head.mlp_norm, normed, n, hidden, head.epsilon);
+        linear(team, normed, &head.gate_up, 1, nullptr, product, n, hidden, fixed);
+        gate(team, product, gated, n, head.inner);
+        linear(team, gated, &head.down, 1, nullptr, state, n, head.inner, fixed, true);
+        rms_norm(team, state, head.output_norm, normed, n, hidden, head.epsilon);
+        linear(team, normed, &head.output, 1, nullptr, product, n, hidden, fixed);
+        team.share(n, [&](int r) {
             int found[WIDEST];
             float share[WIDEST];
             choose(product + int64_t(r) * head.outputs, head.outputs, kept, found, share);
             for (int i = 0; i < kept; i++)
                 next[r * kept + i] = {chains[r].number + i, r, head.ids[found[i]], chains[r].chance * share[i]};
-        }
-        barrier.wait();
+        });
 #pragma omp master
         {
             length[most] = j + 1;
@@ -115,7 +112,7 @@ void draft(const DraftHead& head, float* state, const int32_t* token, int rows, 
                 }
             }
         }
-        barrier.wait();
+        team.wait();
     }
 }
 

@@ -11,9 +11,9 @@ template <typename T>
 void attention_alone(const Shape& shape, const QueryRange* ranges, int count, const int32_t* tables, const T* query,
                      const T* key, const T* value, T* keys, T* values, T* out, const Options& options) {
     const Pass pass(shape, ranges, count, tables, options);
-    Barrier barrier;
+    Team team;
 #pragma omp parallel
-    attention(barrier, pass, query, key, value, keys, values, out);
+    attention(team, pass, query, key, value, keys, values, out);
 }
 
 }  // namespace
@@ -40,8 +40,8 @@ void attention_alone(const Shape& shape, const QueryRange* ranges, int count, co
     }                                                                                                                  \
     void linear_##NAME(const T* a, const Matrix* weight, const float* bias, float* out, int rows, int k) {             \
         const Fixed fixed = fixed_memory(rows, k);                                                                     \
-        Barrier barrier;                                                                                               \
-        _Pragma("omp parallel") linear(barrier, a, weight, 1, bias, out, rows, k, fixed);                              \
+        Team team;                                                                                               \
+        _Pragma("omp parallel") linear(team, a, weight, 1, bias, out, rows, k, fixed);                              \
     }                                                                                                                  \
     bool widen_##NAME(const Matrix* weight, const int64_t* outputs, int n, int count, int k, T* out) {                 \
         for (int i = 0; i < count; i++) {                                                                              \

@@ -1,12 +1,11 @@
 // What a pass's attention has to compute, and how threads share it out. No computation but the merging of what they sum up.
 #pragma once
-#include <omp.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <vector>
 
+#include "threads.h"
 #include "vectors.h"
 
 extern "C" {

@@ -20,6 +20,7 @@ constexpr int at_once(int rows, int most) {
 constexpr int CACHE_LINE = 64;  // bytes
 constexpr int PANEL = 32;       // outputs whose weights lie together: [k / STEP][PANEL][STEP]
 constexpr int MOST_ROWS = REGISTERS == 16 ? 6 : 8;  // at a time: each weight is read once for all of them
+constexpr int AHEAD = 16 << 10;  // bytes: so long before a thread reads weights, it asks for them
 constexpr int CHUNK = 64;  // sums of sums: one long sum would lose digits that the exact mode needs
 
 // Whether `fused` rounds once.

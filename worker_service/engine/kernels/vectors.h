@@ -1,16 +1,6 @@
-// Vectors of floats, bfloat16, and how threads wait for each other: what all kernels are written in.
+// Vectors of floats, and bfloat16: what all kernels are written in.
 #pragma once
-#include <omp.h>
-#ifdef __linux__
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#else
-#include <sched.h>
-#endif
-
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -19,40 +9,6 @@
 #endif
 
 namespace {
-
-// Where the threads of a parallel region wait for each other. OpenMP's own barriers spin for long: on a busy machine one
-// thread then spins on the very core that another one needs, for a whole time slice at each of hundreds of barriers. Here a
-// thread spins for some tens of microseconds, then sleeps (on Linux), and the system has its core for the one that is waited
-// for.
-class Barrier {
-   public:
-    void wait() {
-        const int now = generation.load();
-        if (arrived.fetch_add(1) + 1 == omp_get_num_threads()) {
-            arrived.store(0);
-            generation.store(now + 1);
-            if (asleep.load()) wake();
-            return;
-        }
-        for (int spins = 0; spins < SPINS; spins++)
-            if (generation.load(std::memory_order_acquire) != now) return;
-        asleep.fetch_add(1);
-        while (generation.load() == now) sleep(now);
-        asleep.fetch_sub(1);
-    }
-
-   private:
-    static constexpr int SPINS = 100000;  // some tens of microseconds
-    std::atomic<int> arrived{0}, generation{0}, asleep{0};
-
-#ifdef __linux__
-    void sleep(int while_it_is) { syscall(SYS_futex, &generation, FUTEX_WAIT_PRIVATE, while_it_is, nullptr); }
-    void wake() { syscall(SYS_futex, &generation, FUTEX_WAKE_PRIVATE, INT32_MAX); }
-#else
-    void sleep(int) { sched_yield(); }
-    void wake() {}
-#endif
-};
 
 // As wide as the processor's own vectors: a compiler keeps wider ones in memory, which takes ten times as long.
 #if defined(__AVX512F__)
