@@ -1,47 +1,26 @@
-// Attention of the packed tokens of a pass over KV in blocks.
-//
-// Within a block the keys of a head lie transposed, [dim][token], and its values as they come, [token][dim], so that
-// scores and outputs are the same kind of product (products.h); both in steps, as it wants them.
+// Attention of the packed tokens of a pass over KV in blocks. How KV comes there is not known here.
 #pragma once
-#include "pass.h"
-#include "tiles.h"
+#include "kv_blocks.h"
 
 namespace {
 
-// out[rows][width] += a[rows][k] * b[k][width]; width is a multiple of LANES, `a_stride` what lies between rows of a.
-template <typename T>
-void multiply(TileRegisters& registers, const T* a, int a_stride, const T* b, float* out, int rows, int k, int width,
-              int64_t ahead) {
-    if (tiled<T>(a_stride, width))
-        return registers.multiply(a, a_stride, b, width * STEP<T>, out, width, out, width, rows, k, width, ahead);
-    in_groups<5>(rows, [&](int first, auto n) {
-        const auto columns = [&](auto& sum, int c) {
-            float* to = out + first * width + c;
-            for (int r = 0; r < n; r++) std::memcpy(sum[r], to + r * width, sizeof sum[r]);
-            multiply_add(a + first * a_stride, a_stride, b + c * STEP<T>, width * STEP<T>, k, sum, ahead);
-            for (int r = 0; r < n; r++) std::memcpy(to + r * width, sum[r], sizeof sum[r]);
-        };
-        int c = 0;
-        constexpr int V = at_once(n, 4);
-        for (Floats sum[n][V]; c + V * LANES <= width; c += V * LANES) columns(sum, c);
-        for (Floats sum[n][1]; c < width; c += LANES) columns(sum, c);
-    });
-}
+// Scores of so many tokens, or of a block's if these are more, become weights together.
+constexpr int STRIP = 64;
 
-// Softmax over blocks, online as in FlashAttention: what a row has seen of a span so far. Weights are relative to e^top.
+// Softmax over strips, online as in FlashAttention: what a row has seen of a span so far. Weights are relative to e^top.
 struct Seen {
     float top = NEVER;
     Floats mass = {};
 
-    // Turns the scores [begin, end) of the next block into weights, and its other scores into 0. Returns the factor by
-    // which what was summed up before has to shrink.
+    // Turns the scores [begin, end) of the next `tokens` into weights, and the others into 0. Returns the factor by which
+    // what was summed up before has to shrink.
     template <typename T>
-    float next(float* score, T* weight, int begin, int end, int block_tokens, float scale) {
-        begin = std::clamp(begin, 0, block_tokens), end = std::clamp(end, begin, block_tokens);
+    float next(float* score, T* weight, int begin, int end, int tokens, float scale) {
+        begin = std::clamp(begin, 0, tokens), end = std::clamp(end, begin, tokens);
         std::fill(score, score + begin, NEVER);
-        std::fill(score + end, score + block_tokens, NEVER);
+        std::fill(score + end, score + tokens, NEVER);
         Floats most = load(score);
-        for (int t = LANES; t < block_tokens; t += LANES) {
+        for (int t = LANES; t < tokens; t += LANES) {
             const Floats here = load(score + t);
             most = here > most ? here : most;
         }
@@ -49,7 +28,7 @@ struct Seen {
         top = std::max(top, largest(most) * scale);
         const float shrink = top == before ? 1 : std::exp(before - top);
         mass *= shrink;
-        for (int t = 0; t < block_tokens; t += LANES) {
+        for (int t = 0; t < tokens; t += LANES) {
             const Floats here = load(score + t), p = here == NEVER ? Floats{} : exp(here * scale - top);
             mass += p;
             store(weight + t, p);
@@ -68,12 +47,6 @@ void cap(float* score, int count, const Options& options) {
         const Floats size = (1 - e) / (1 + e) * options.softcap;
         store(score + i, x < 0 ? -size : size);
     }
-}
-
-// Of how many tokens values are multiplied at a time.
-template <typename T>
-int value_step(const Shape& shape) {
-    return tiled<T>(shape.block_tokens, shape.dim) ? TILE_STEP : STEP<T>;
 }
 
 template <typename T>
@@ -122,6 +95,8 @@ class Attention {
     T* out;
     Scratch<T>& scratch;
     TileRegisters registers;
+    const int strip = std::max(1, STRIP / pass.shape.block_tokens), width = strip * pass.shape.block_tokens;  // blocks; tokens
+    static constexpr int ROWS = 6;  // at a time
 
     // In `query` and `out`, of a row's head.
     int64_t place(const Piece& piece, int kv_head, int r) const {
@@ -135,92 +110,120 @@ class Attention {
         const Options& options = pass.options;
         const int dim = shape.dim, block_tokens = shape.block_tokens, rows = piece.rows, window = options.window;
         const float scale = options.softcap ? 1 : options.scale;  // a cap has scaled them
-        const int32_t* table = pass.tables + pass.ranges[piece.range].table;
-        const int scores = rows * block_tokens;
-        scratch.query.resize(rows * dim), scratch.weight.resize(scores), scratch.score.resize(scores);
+        scratch.query.resize(rows * dim), scratch.weight.resize(rows * width), scratch.score.resize(rows * width);
         scratch.seen.assign(rows, {});
-        T *q = scratch.query.data(), *weight = scratch.weight.data();
-        float* score = scratch.score.data();
-        for (int r = 0; r < rows; r++) std::copy_n(query + place(piece, kv_head, r), dim, q + r * dim);
+        for (int r = 0; r < rows; r++)
+            std::copy_n(query + place(piece, kv_head, r), dim, scratch.query.data() + r * dim);
         std::fill_n(sums.values, rows * dim, 0.0f);
         const int low = std::max(piece.low, span * pass.span_tokens);
         const int high = std::min(piece.high, (span + 1) * pass.span_tokens);
-        const auto start = [&](int block) {
-            return (int64_t(table[block]) * shape.kv_heads + kv_head) * block_tokens * dim;
-        };
-        for (int block = low / block_tokens; block * block_tokens < high; block++) {
-            const int64_t at = start(block), ahead = (block + 1) * block_tokens < piece.high ? start(block + 1) - at : 0;
-            std::fill_n(score, scores, 0.0f);
-            multiply(registers, q, dim, keys + at, score, rows, dim, block_tokens, ahead);
-            if (options.softcap) cap(score, scores, options);
-            for (int r = 0; r < rows; r++) {
-                // The row's token, counted from this block's first one.
-                const int own = pass.ranges[piece.range].start + piece.first + r / pass.group - block * block_tokens;
-                const float shrink =
-                    scratch.seen[r].next(score + r * block_tokens, weight + r * block_tokens,
-                                         window ? own - window + 1 : 0, own + 1, block_tokens, scale);
+        const Text text{pass.tables + pass.ranges[piece.range].table, shape, kv_head, high};
+        for (int first = low / block_tokens, end; first * block_tokens < high; first = end) {
+            const int begin = first - (first - span * pass.span_tokens / block_tokens) % strip;  // of the strip
+            end = std::min((high - 1) / block_tokens + 1, begin + strip);
+            float* score = scratch.score.data();
+            scores(text, first, end, rows, score + (first - begin) * block_tokens);
+            if (options.softcap) cap(score, rows * width, options);
+            for (int r = 0; r < rows; r++, score += width) {
+                // The row's token, counted from this strip's first one.
+                const int own = pass.ranges[piece.range].start + piece.first + r / pass.group - begin * block_tokens;
+                const float shrink = scratch.seen[r].next(score, scratch.weight.data() + r * width,
+                                                          window ? own - window + 1 : 0, own + 1,
+                                                          (end - begin) * block_tokens, scale);
                 if (shrink != 1)
-                    for (float *to = sums.values + r * dim, *end = to + dim; to < end; to += LANES)
+                    for (float *to = sums.values + r * dim, *last = to + dim; to < last; to += LANES)
                         store(to, load(to) * shrink);
             }
-            // Beyond `high` there may be anything, but for the other tokens of a step.
-            const int filled = std::min(block_tokens, high - block * block_tokens), step = value_step<T>(shape);
-            multiply(registers, weight, block_tokens, values + at, sums.values, rows, (filled + step - 1) / step * step, dim,
-                     ahead);
+            add_values(text, first, end, rows, scratch.weight.data() + (first - begin) * block_tokens, sums.values);
         }
         for (int r = 0; r < rows; r++)
             sums.tops[r] = scratch.seen[r].top, sums.masses[r] = total(scratch.seen[r].mass);
     }
-};
 
-// Writes key and value of one head, for the token at place `inside` of its block.
-template <typename T>
-void write(const T* key, const T* value, T* keys, T* values, int inside, const Shape& shape) {
-    constexpr int S = STEP<T>;
-    const int dim = shape.dim, step = value_step<T>(shape);
-    for (int d = 0; d < dim; d++) keys[(d / S * shape.block_tokens + inside) * S + d % S] = key[d];
-    // The other tokens of the step will be multiplied by weights of 0, so they must be finite.
-    if (step > 1 && inside % step == 0) std::fill_n(values + inside * dim, step * dim, T{});
-    T* row = values + inside / S * dim * S;
-    for (int d = 0; d < dim; d++) row[d * S + inside % S] = value[d];
-}
+    // Of a text that ends before `high`, where a head's keys or values of a block begin.
+    struct Text {
+        const int32_t* table;
+        const Shape& shape;
+        int head, high;
 
-// Copies keys and values of one head: those of the first `tokens` of a block, and of as many more as are multiplied with
-// them. `keys` and `values`: of block 0.
-template <typename T>
-void copy(T* keys, T* values, int64_t from, int64_t to, int tokens, const Shape& shape) {
-    constexpr int S = STEP<T>;
-    const int dim = shape.dim, step = value_step<T>(shape);
-    for (int d = 0; d < dim; d += S) {
-        const int64_t row = int64_t(d) * shape.block_tokens;
-        std::copy_n(keys + from + row, tokens * S, keys + to + row);
+        int64_t operator[](int block) const {
+            return (int64_t(table[block]) * shape.kv_heads + head) * shape.block_tokens * shape.dim;
+        }
+        int tokens(int block) const { return std::min(shape.block_tokens, high - block * shape.block_tokens); }
+    };
+
+    // Scores of all rows and the tokens of these blocks: `out` [rows][width]. Their values are wanted soon.
+    void scores(const Text& text, int first, int end, int rows, float* out) {
+        const int dim = pass.shape.dim, block_tokens = pass.shape.block_tokens, each = block_tokens / LANES;
+        const T* q = scratch.query.data();
+        const int64_t ahead = values - keys;
+        if (tiled<T>(dim, block_tokens)) {
+            for (int block = first; block < end; block++, out += block_tokens)
+                registers.multiply(q, dim, keys + text[block], block_tokens * STEP<T>, nullptr, 0, out, width, rows, dim,
+                                   block_tokens, ahead);
+            return;
+        }
+        in_groups<ROWS>(rows, [&](int row, auto count) {
+            constexpr int n = count, MOST = at_once(n, 4);
+            for (int u = 0, number; u < (end - first) * each; u += number) {  // vectors of tokens
+                number = std::min(MOST, (end - first) * each - u);
+                as_constant<MOST>(number, [&](auto vectors) {
+                    constexpr int V = vectors;
+                    const T* from[V];
+                    for (int v = 0; v < V; v++)
+                        from[v] = keys + text[first + (u + v) / each] + (u + v) % each * LANES * STEP<T>;
+                    Floats sum[n][V] = {};
+                    for (int i = 0; i < dim; i += STEP<T>) {
+                        Floats key[V];
+                        for (int v = 0; v < V; v++) {
+                            key[v] = kept(load_step<T>(from[v], 0));
+                            __builtin_prefetch(from[v] + ahead, 0, 2);
+                            from[v] += block_tokens * STEP<T>;
+                        }
+                        for (int r = 0; r < n; r++)
+                            for (int v = 0; v < V; v++) sum[r][v] = multiply_add(sum[r][v], q + (row + r) * dim + i, key[v]);
+                    }
+                    for (int r = 0; r < n; r++) std::memcpy(out + (row + r) * width + u * LANES, sum[r], sizeof sum[r]);
+                });
+            }
+        });
     }
-    std::copy_n(values + from, (tokens + step - 1) / step * step * dim, values + to);
-}
 
-// Writes all new keys and values of the ranges that have a source, or of those that have none. Threads share the work.
-template <typename T>
-void write(Team& team, const Pass& pass, bool forks, const T* key, const T* value, T* keys, T* values) {
-    const Shape& shape = pass.shape;
-    const int block_tokens = shape.block_tokens, size = block_tokens * shape.dim;
-    team.share(pass.count * shape.kv_heads, [&](int task) {
-        const QueryRange& range = pass.ranges[task / shape.kv_heads];
-        const int head = task % shape.kv_heads;
-        const auto start = [&](int64_t block) { return (block * shape.kv_heads + head) * size; };
-        if ((range.source >= 0) != forks) return;
-        const int32_t* table = pass.tables + range.table;
-        if (forks) {
-            const int inside = range.start % block_tokens;
-            copy(keys, values, start(range.source), start(table[range.start / block_tokens]), inside, shape);
+    // Adds the values of these blocks by the `weight` [rows][width] of their tokens: to `out` [rows][dim]. The keys of the
+    // next strip are wanted soon. Beyond the text's end there may be anything, but for the other tokens of a step.
+    void add_values(const Text& text, int first, int end, int rows, const T* weight, float* out) {
+        const int dim = pass.shape.dim, block_tokens = pass.shape.block_tokens, step = value_step<T>(pass.shape);
+        const auto each_block = [&](auto work) {
+            for (int block = first; block < end; block++) {
+                const int tokens = (text.tokens(block) + step - 1) / step * step;
+                const bool last = (block + strip) * block_tokens >= text.high;
+                work(weight + (block - first) * block_tokens, values + text[block], tokens,
+                     last ? 0 : keys + text[block + strip] - values - text[block]);
+            }
+        };
+        if (tiled<T>(block_tokens, dim)) {
+            each_block([&](const T* own, const T* from, int tokens, int64_t ahead) {
+                registers.multiply(own, width, from, dim * STEP<T>, out, dim, out, dim, rows, tokens, dim, ahead);
+            });
+            return;
         }
-        for (int i = 0; i < range.n; i++) {
-            const int position = range.start + i;
-            const int64_t from = (int64_t(range.begin + i) * shape.kv_heads + head) * shape.dim;
-            const int64_t at = start(table[position / block_tokens]);
-            write(key + from, value + from, keys + at, values + at, position % block_tokens, shape);
-        }
-    });
-}
+        in_groups<ROWS>(rows, [&](int row, auto count) {
+            constexpr int n = count, MOST = at_once(n, 4);
+            for (int c = 0, number; c < dim; c += number * LANES) {
+                number = std::min(MOST, (dim - c) / LANES);
+                as_constant<MOST>(number, [&](auto vectors) {
+                    constexpr int V = vectors;
+                    Floats sum[n][V];
+                    for (int r = 0; r < n; r++) std::memcpy(sum[r], out + (row + r) * dim + c, sizeof sum[r]);
+                    each_block([&](const T* own, const T* from, int tokens, int64_t ahead) {
+                        multiply_add(own + row * width, width, from + c * STEP<T>, dim * STEP<T>, tokens, sum, ahead);
+                    });
+                    for (int r = 0; r < n; r++) std::memcpy(out + (row + r) * dim + c, sum[r], sizeof sum[r]);
+                });
+            }
+        });
+    }
+};
 
 // To be called within a parallel region; it ends with a barrier.
 template <typename T>
