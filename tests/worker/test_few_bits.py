@@ -111,18 +111,18 @@ def test_a_row_does_not_depend_on_the_others(bits: int, minima: bool, dtype: tor
 
 @pytest.mark.parametrize("bits", [32, 8, 4])
 def test_threads_that_lose_their_core_lose_no_product(bits: int, set_threads: Callable[[int], None]) -> None:
-    """More threads than cores: others do what one has not begun, and each output is computed once."""
+    """More threads than cores: others do what one has not begun."""
     torch.manual_seed(0)
-    weights = torch.randn(2000, K)
-    layer = torch.nn.Linear(K, len(weights))
+    weights, dtype = torch.randn(2000, K), torch.float32 if bits == 32 else torch.bfloat16
+    layer = torch.nn.Linear(K, len(weights), dtype=dtype)
     product = PackedLinear(layer, Packed(weights if bits == 32 else quantise(weights, bits)))
-    x = torch.randn(3, K)
+    x = torch.randn(3, K, dtype=dtype)
     set_threads(1)
     alone = product(x)
     for threads in (2, 5, 100):  # there are 63 panels
         set_threads(threads)
-        for _ in range(20):
-            assert torch.equal(product(x), alone)
+        found = [product(x) for _ in range(20)]  # all kept: memory that is used again holds the right numbers already
+        assert all(torch.equal(each, alone) for each in found)
 
 
 def test_activations_that_are_no_numbers_stay_so() -> None:

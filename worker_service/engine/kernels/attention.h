@@ -4,7 +4,7 @@
 
 namespace {
 
-// Scores of so many tokens, or of a block's if these are more, become weights together.
+// Scores of at most so many tokens become weights together: of whole blocks, but of one at least.
 constexpr int STRIP = 64;
 
 // Softmax over strips, online as in FlashAttention: what a row has seen of a span so far. Weights are relative to e^top.
@@ -123,13 +123,13 @@ class Attention {
             end = std::min((high - 1) / block_tokens + 1, begin + strip);
             float* score = scratch.score.data();
             scores(text, first, end, rows, score + (first - begin) * block_tokens);
-            if (options.softcap) cap(score, rows * width, options);
+            const int tokens = (end - begin) * block_tokens;
             for (int r = 0; r < rows; r++, score += width) {
                 // The row's token, counted from this strip's first one.
                 const int own = pass.ranges[piece.range].start + piece.first + r / pass.group - begin * block_tokens;
+                if (options.softcap) cap(score, tokens, options);
                 const float shrink = scratch.seen[r].next(score, scratch.weight.data() + r * width,
-                                                          window ? own - window + 1 : 0, own + 1,
-                                                          (end - begin) * block_tokens, scale);
+                                                          window ? own - window + 1 : 0, own + 1, tokens, scale);
                 if (shrink != 1)
                     for (float *to = sums.values + r * dim, *last = to + dim; to < last; to += LANES)
                         store(to, load(to) * shrink);

@@ -1,4 +1,4 @@
-// Products of weights of few bits and activations in bfloat16, by integers.
+// FixedProducts of weights of few bits and activations in bfloat16, by integers.
 #pragma once
 #include "groups.h"
 
@@ -6,7 +6,7 @@ namespace {
 
 // Activations as 16-bit numbers: finer than bfloat16, multiplied by integers without rounding, and summed likewise.
 struct Fixed {
-    char* numbers;  // [rows][2 * k], as Products has them
+    char* numbers;  // [rows][2 * k], as FixedProducts has them
     float* scales;  // [rows]
     float* sums;    // [rows][k / GRAIN]: of the numbers, which are whole numbers too
 
@@ -14,7 +14,7 @@ struct Fixed {
     Fixed row(int64_t r, int k) const { return {numbers + r * 2 * k, scales + r, sums + r * k / GRAIN}; }
 };
 
-constexpr int LARGEST = 127 << 8 | 127;  // number
+constexpr int LARGEST_FIXED = 127 << 8 | 127;  // an upper and a lower byte, both with a sign
 
 Ints load_word(const char* from) {
     int32_t word;
@@ -25,7 +25,7 @@ Ints load_word(const char* from) {
 // A row's numbers times LANES outputs' weights, summed up. Each lane has weights of consecutive k in the bytes of a word.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) && !defined(__AVX512F__)
 // Of k numbers, the upper bytes lie before what these leave; both have signs.
-class Products {
+class FixedProducts {
    public:
     static constexpr int WORDS = 1;  // that four weights are multiplied in
     static void split(Ints four, Ints* words) { words[0] = four; }
@@ -62,7 +62,7 @@ class Products {
 };
 #else
 // Of four numbers, the even ones lie before the odd ones.
-class Products {
+class FixedProducts {
    public:
     static constexpr int WORDS = 2;
     static void split(Ints four, Ints* words) {
@@ -104,14 +104,14 @@ void fix(const T* a, int k, const Fixed& to) {
     const auto larger = [](Floats x, Floats y) { return (Ints)x > (Ints)y ? x : y; };  // of sizes, and a NaN is larger
     Floats most = {};
     for (int i = 0; i < k; i += LANES) most = larger(most, (Floats)((Ints)load(a + i) & 0x7fffffff));
-    const float top = reduce(most, larger)[0], inverse = top > 0 ? LARGEST / top : 0;
-    *to.scales = top / LARGEST;
+    const float top = reduce(most, larger)[0], inverse = top > 0 ? LARGEST_FIXED / top : 0;
+    *to.scales = top / LARGEST_FIXED;
     for (int i = 0; i < k; i += GRAIN) {
         constexpr float MAGIC = 12582912;  // 1.5 * 2^23: adding it rounds
         Floats sum = {};
         for (int j = i; j < i + GRAIN; j += LANES) {
             const Ints whole = (Ints)(load(a + j) * inverse + MAGIC) - 0x4b400000;
-            Products::store(whole, to.numbers, k, j);
+            FixedProducts::store(whole, to.numbers, k, j);
             sum += __builtin_convertvector(whole, Floats);
         }
         to.sums[i / GRAIN] = total(sum);
@@ -127,7 +127,7 @@ template <int FOURS, int BITS>
 void add_products(const Fixed& a, int rows, const Groups<BITS>& groups, int k, int i, float* sum) {
     const int g = i / groups.size;
     for (int c = 0; c < PANEL; c += VECTORS * LANES) {
-        Ints words[FOURS][VECTORS][Products::WORDS];
+        Ints weights[FOURS][VECTORS][FixedProducts::WORDS];
         Floats scale[VECTORS], minimum[VECTORS];
         const char* from = groups.numbers(i, c);
 #pragma GCC unroll 8
@@ -139,7 +139,7 @@ void add_products(const Fixed& a, int rows, const Groups<BITS>& groups, int k, i
                 if ((c * 4 + v * sizeof packed) % CACHE_LINE == 0) prefetch(from + v * sizeof packed);
 #pragma GCC unroll 2
                 for (int part = 0; part < 8 / BITS; part++)
-                    Products::split(BITS == 8 ? packed : packed >> (BITS * part) & 0x0f0f0f0f, words[f + part][v]);
+                    FixedProducts::split(BITS == 8 ? packed : packed >> (BITS * part) & 0x0f0f0f0f, weights[f + part][v]);
             }
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) {
@@ -150,11 +150,11 @@ void add_products(const Fixed& a, int rows, const Groups<BITS>& groups, int k, i
         const float* sums = a.sums + i / GRAIN;
         float* to = sum + c;
         for (int r = 0; r < rows; r++, numbers += 2 * int64_t(k), sums += k / GRAIN, to += PANEL) {
-            Products products[VECTORS];
+            FixedProducts products[VECTORS];
 #pragma GCC unroll 8
             for (int f = 0; f < FOURS; f++)
 #pragma GCC unroll 2
-                for (int v = 0; v < VECTORS; v++) products[v].add(numbers, k, i + 4 * f, words[f][v]);
+                for (int v = 0; v < VECTORS; v++) products[v].add(numbers, k, i + 4 * f, weights[f][v]);
             const Floats all = broadcast(4 * FOURS > GRAIN ? sums[0] + sums[1] : sums[0]);
 #pragma GCC unroll 2
             for (int v = 0; v < VECTORS; v++) {
@@ -168,7 +168,7 @@ void add_products(const Fixed& a, int rows, const Groups<BITS>& groups, int k, i
 // All rows times panel `p` of a `weight` of few bits, by integers.
 template <int BITS>
 void rows_times_few_bits(const Fixed& a, const Matrix& weight, int p, const Start& start, float* out, int rows, int n, int k) {
-    constexpr int FEW = GRAIN / 4, MOST = 8 / Products::WORDS;
+    constexpr int FEW = GRAIN / 4, MOST = 8 / FixedProducts::WORDS;
     const Groups<BITS> groups(weight, p, k);
     for (int first = 0, count; first < rows; first += count) {
         count = std::min(FIXED_ROWS, rows - first);

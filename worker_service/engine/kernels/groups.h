@@ -5,7 +5,7 @@
 
 extern "C" {
 
-// Weights [n][k], packed in panels of 32 outputs. Those of 32 bits are float32, those of 16 bfloat16, as layers.h has
+// Weights [n][k], packed in panels of 32 outputs. Those of 32 bits are float32, those of 16 bfloat16, as products.h has
 // them. Of fewer bits they are numbers from 0 on, and `group` of them along k share a scale, and a minimum if there are any:
 //   weight = scale * (number - 2^(bits - 1)), or scale * number + minimum.
 // All that belongs to a group of a panel lies together: [n / 32][k / group] of numbers [group / (32 / bits)][32] of 32 bits,

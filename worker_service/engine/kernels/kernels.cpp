@@ -40,8 +40,8 @@ void attention_alone(const Shape& shape, const QueryRange* ranges, int count, co
     }                                                                                                                  \
     void linear_##NAME(const T* a, const Matrix* weight, const float* bias, float* out, int rows, int k) {             \
         const Fixed fixed = fixed_memory(rows, k);                                                                     \
-        Team team;                                                                                               \
-        _Pragma("omp parallel") linear(team, a, weight, 1, bias, out, rows, k, fixed);                              \
+        Team team;                                                                                                     \
+        _Pragma("omp parallel") linear(team, a, weight, 1, bias, out, rows, k, fixed);                                 \
     }                                                                                                                  \
     bool widen_##NAME(const Matrix* weight, const int64_t* outputs, int n, int count, int k, T* out) {                 \
         for (int i = 0; i < count; i++) {                                                                              \

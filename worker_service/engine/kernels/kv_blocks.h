@@ -1,7 +1,7 @@
 // How keys and values lie in blocks, and how those of a pass come there.
 //
 // Within a block the keys of a head lie transposed, [dim][token], and its values as they come, [token][dim], so that
-// scores and outputs are the same kind of product (products.h); both in steps, as it wants them.
+// scores and outputs are products of the same kind; both in steps, as products.h has them.
 #pragma once
 #include "pass.h"
 #include "tiles.h"

@@ -1,4 +1,4 @@
-// Products in float32 sums: the one inner loop of linear layers and of attention.
+// Products in float32 sums: of linear layers with whole weights, and of attention with values.
 #pragma once
 #include <type_traits>
 

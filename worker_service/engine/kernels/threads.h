@@ -49,13 +49,13 @@ class Barrier {
 #endif
 };
 
-// The threads of one parallel region. It is made before that begins.
+// The threads of one parallel region, made before that begins. They share work out fewer than 2^16 times.
 class Team {
    public:
     Team() : shares(omp_get_max_threads()) {}
 
-    // Calls work(task) for 0..tasks, at most 2^24; returns when all are done. All threads call it. Each begins with tasks that
-    // lie beside each other, as what they read does: so a cache has asked for what this thread reads next. Who has none left
+    // Calls work(task) for 0..tasks, fewer than 2^24; returns when all are done. All threads call it. Each begins with tasks
+    // that lie beside each other, as what they read does: so a cache has asked for what this thread reads next. Who has none left
     // takes the last ones of others, for some may have lost their core.
     template <typename Work>
     void share(int tasks, const Work& work) {
