@@ -55,8 +55,8 @@ class Team {
     Team() : shares(omp_get_max_threads()) {}
 
     // Calls work(task) for 0..tasks, fewer than 2^24; returns when all are done. All threads call it. Each begins with tasks
-    // that lie beside each other, as what they read does: so a cache has asked for what this thread reads next. Who has none left
-    // takes the last ones of others, for some may have lost their core.
+    // that lie beside each other, as what they read does: so a cache has asked for what this thread reads next. Who has none
+    // left takes the last ones of others, for some may have lost their core.
     template <typename Work>
     void share(int tasks, const Work& work) {
         const int threads = omp_get_num_threads(), own = omp_get_thread_num();
