@@ -27,12 +27,6 @@ struct Widened {
         for (int i = 0; i < EACH; i++) scales[i] = scale / one(i);
     }
 
-    static Ints load(const char* from) {
-        Ints words;
-        std::memcpy(&words, from, sizeof words);
-        return words;
-    }
-
     // Of each word the number for k = `place` of those that it has.
     Floats operator()(Ints words, int place) const {
         const int i = place % 4 * (8 / BITS) + place / 4;
@@ -73,7 +67,7 @@ void few_rows_part(const float* a, const Groups<BITS>& groups, const Start& star
                 Ints packed[VECTORS];
 #pragma GCC unroll 8
                 for (int v = 0; v < VECTORS; v++) {
-                    packed[v] = Widened<BITS>::load(from + v * sizeof(Ints));
+                    packed[v] = load_words(from + v * sizeof(Ints));
                     if (v * sizeof(Ints) % CACHE_LINE == 0) prefetch(from + v * sizeof(Ints));
                 }
 #pragma GCC unroll 8
@@ -108,7 +102,7 @@ void many_rows_part(const float* a, const Groups<BITS>& groups, const Start& sta
             const char* from = groups.numbers(i, c);
             for (float* own = to + c; own < to + (end - i) * PANEL; own += EACH * PANEL, from += PANEL * 4) {
                 if (c * 4 % CACHE_LINE == 0) prefetch(from);
-                const Ints packed = Widened<BITS>::load(from);
+                const Ints packed = load_words(from);
 #pragma GCC unroll 8
                 for (int place = 0; place < EACH; place++) store(own + place * PANEL, widened(packed, place));
             }
@@ -164,7 +158,7 @@ void widen(const Matrix& weight, int64_t output, int k, T* out) {
     for (int i = 0; i < k;) {
         const Widened<BITS> widened(groups, i / groups.size, c);
         for (const int end = i + groups.size; i < end; i += Widened<BITS>::EACH) {
-            const Ints packed = Widened<BITS>::load(groups.numbers(i, c));
+            const Ints packed = load_words(groups.numbers(i, c));
             for (int place = 0; place < Widened<BITS>::EACH; place++) store(out + i + place, widened(packed, place)[lane]);
         }
     }

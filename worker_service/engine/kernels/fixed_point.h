@@ -1,4 +1,4 @@
-// FixedProducts of weights of few bits and activations in bfloat16, by integers.
+// Products of weights of few bits and activations in bfloat16, by integers. Those in float32 are in few_bits.h.
 #pragma once
 #include "groups.h"
 
@@ -14,20 +14,21 @@ struct Fixed {
     Fixed row(int64_t r, int k) const { return {numbers + r * 2 * k, scales + r, sums + r * k / GRAIN}; }
 };
 
-constexpr int LARGEST_FIXED = 127 << 8 | 127;  // an upper and a lower byte, both with a sign
+constexpr int LARGEST_FIXED = 127 << 8 | 127;  // of these numbers; the smallest is as far from 0
 
-Ints load_word(const char* from) {
+// Four bytes, the same in all lanes.
+Ints broadcast_word(const char* from) {
     int32_t word;
     std::memcpy(&word, from, sizeof word);
     return Ints{} + word;
 }
 
-// A row's numbers times LANES outputs' weights, summed up. Each lane has weights of consecutive k in the bytes of a word.
+// What is summed up of a row's numbers times LANES outputs' weights. A lane has the weights of four consecutive k in its bytes.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) && !defined(__AVX512F__)
-// Of k numbers, the upper bytes lie before what these leave; both have signs.
+// A number is 256 times an upper byte plus a lower one, both signed. Of a row's k numbers all upper bytes lie first.
 class FixedProducts {
    public:
-    static constexpr int WORDS = 1;  // that four weights are multiplied in
+    static constexpr int WORDS = 1;  // of a lane, for its four weights
     static void split(Ints four, Ints* words) { words[0] = four; }
 
     static void store(Ints numbers, char* a, int k, int i) {
@@ -38,8 +39,8 @@ class FixedProducts {
 
     // Those of the four numbers from `i` on.
     void add(const char* a, int k, int i, const Ints* words) {
-        upper = dot(upper, words[0], load_word(a + i));
-        lower = dot(lower, words[0], load_word(a + k + i));
+        upper = dot(upper, words[0], broadcast_word(a + i));
+        lower = dot(lower, words[0], broadcast_word(a + k + i));
     }
 
     Ints sum() const { return (upper << 8) + lower; }
@@ -61,7 +62,7 @@ class FixedProducts {
     }
 };
 #else
-// Of four numbers, the even ones lie before the odd ones.
+// Two weights are multiplied at once, as pairs of 16 bits. Of four numbers of a row the even ones lie before the odd ones.
 class FixedProducts {
    public:
     static constexpr int WORDS = 2;
@@ -78,7 +79,7 @@ class FixedProducts {
     }
 
     void add(const char* a, int, int i, const Ints* words) {
-        for (int w = 0; w < WORDS; w++) all = dot(all, words[w], load_word(a + 2 * i + 4 * w));
+        for (int w = 0; w < WORDS; w++) all = dot(all, words[w], broadcast_word(a + 2 * i + 4 * w));
     }
 
     Ints sum() const { return all; }
@@ -134,9 +135,8 @@ void add_products(const Fixed& a, int rows, const Groups<BITS>& groups, int k, i
         for (int f = 0; f < FOURS; f += 8 / BITS, from += PANEL * 4)
 #pragma GCC unroll 2
             for (int v = 0; v < VECTORS; v++) {
-                Ints packed;
-                std::memcpy(&packed, from + v * sizeof packed, sizeof packed);
-                if ((c * 4 + v * sizeof packed) % CACHE_LINE == 0) prefetch(from + v * sizeof packed);
+                const Ints packed = load_words(from + v * sizeof(Ints));
+                if ((c * 4 + v * sizeof(Ints)) % CACHE_LINE == 0) prefetch(from + v * sizeof(Ints));
 #pragma GCC unroll 2
                 for (int part = 0; part < 8 / BITS; part++)
                     FixedProducts::split(BITS == 8 ? packed : packed >> (BITS * part) & 0x0f0f0f0f, weights[f + part][v]);

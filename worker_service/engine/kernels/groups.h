@@ -25,6 +25,12 @@ constexpr int GRAIN = 16;  // each group is some grains
 // What lies AHEAD of `from` will be wanted soon.
 void prefetch(const char* from) { __builtin_prefetch(from + AHEAD, 0, 2); }
 
+Ints load_words(const char* from) {
+    Ints words;
+    std::memcpy(&words, from, sizeof words);
+    return words;
+}
+
 Floats load_scales(const char* from, bool wide) {
     prefetch(from);
     if (wide) return load((const float*)from);
@@ -34,10 +40,11 @@ Floats load_scales(const char* from, bool wide) {
     return (Floats)_mm512_cvtph_ps((__m256i)halves);
 #elif defined(__F16C__)
     return (Floats)_mm256_cvtph_ps((__m128i)halves);
-#endif
+#else
     const Ints bits = __builtin_convertvector(halves, Ints);
     const Floats size = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;
     return (Floats)((Ints)size | (bits & 0x8000) << 16);
+#endif
 }
 
 // The groups of one panel.
