@@ -16,7 +16,7 @@ from worker_service.bench.page import render, verdicts
 from worker_service.bench.peer import Peer, PeerError, PeerSpec
 from worker_service.bench.race import Answer, Batch, race
 from worker_service.bench.systems import Generate, Ours
-from worker_service.bench.work import chosen
+from worker_service.bench.work import clearly_faster, fastest
 from worker_service.engine.drafting.drafter import Ask
 
 ECHO = """
@@ -96,9 +96,15 @@ def test_of_several_waves_a_vacant_place_takes_the_next_prompt(tiny: Tiny) -> No
     assert filled.rounds.passes < sum(wave.passes for wave in waves), "a place waited for the other one"
 
 
-def test_a_draft_length_is_chosen_only_where_it_is_clearly_faster_than_none() -> None:
-    assert chosen({0: 100.0, 2: 104.0, 4: 103.0}) == 0
-    assert chosen({0: 100.0, 2: 104.0, 4: 107.0}) == 4
+def test_a_draft_length_is_tried_further_only_where_it_is_clearly_faster_than_none() -> None:
+    assert fastest({0: 100.0, 2: 104.0, 4: 103.0}) == 0
+    assert fastest({0: 100.0, 2: 104.0, 4: 107.0}) == 4
+
+
+def test_one_lucky_batch_wins_no_race() -> None:
+    none = [Answer([], 1.0), Answer([], 1.0), Answer([], 2.0)]
+    assert not clearly_faster([Answer([], 0.98), Answer([], 1.0), Answer([], 0.5)], none)
+    assert clearly_faster([Answer([], 0.9), Answer([], 1.1), Answer([], 1.8)], none)
 
 
 def work_model(tiny: Tiny) -> object:

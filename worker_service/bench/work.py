@@ -3,10 +3,11 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle, islice
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from worker_service.bench import floor, record, stages
 from worker_service.bench.floor import Machine
 from worker_service.bench.limits import MAX_DRAFT, MAX_DRAFT_OVER_STAGES
 from worker_service.bench.peer import Peer, PeerError
-from worker_service.bench.race import Batch, System, race
+from worker_service.bench.race import Answer, Batch, System, race
 from worker_service.bench.subject import BLOCK_TOKENS, Subject, subject
 from worker_service.bench.systems import Generate, Ours
 from worker_service.engine.engine import Engine
@@ -31,6 +32,7 @@ from worker_service.prompts import PromptError
 _PROMPTS = 6  # answered in one repetition, at least: two of each kind
 _TRIED = (0, 1, 2, 3, 4, 6, 8)  # draft lengths
 _CLEARLY = 1.05  # times the rate without drafts; rates of a short race are about as noisy
+_FINAL = 8  # batches, of the best draft length and of none
 _PIPE_WIDTH = 140  # of the table where there is no terminal to ask
 
 
@@ -177,23 +179,38 @@ def _batches(prompts: Sequence[Sequence[int]], batch: int, repetitions: int) -> 
 
 
 def _tuned(engine: Engine, about: Subject, batch: int, options: Namespace, bar: Progress) -> int:
-    """The draft length that is `chosen` by a short race on prompts that are not measured.
+    """The draft length that wins two races on prompts that are not measured: the first finds the fastest of several, in
+    the second it must be clearly faster than no drafts.
 
     In the service the scheduler chooses, for each request and round; one length for all is the least that it can do.
     """
-    systems = {str(length): Ours(engine, length, waves=options.waves) for length in _TRIED}
-    batches = list(_batches(about.tuning, batch * options.waves, 1 if batch * options.waves < _PROMPTS else 2))
-    task = bar.add_task(f"draft length at batch {batch}", total=len(systems) * (len(batches) + 1))
-    race(systems, batches[:1], options.tokens // 4 + 1, partial(bar.advance, task))
-    answers = race(systems, batches, options.tokens, partial(bar.advance, task))
-    return chosen({int(name): record.rate(each) for name, each in answers.items()})
+    size = batch * options.waves
+    batches = list(_batches(about.tuning, size, 1 if size < _PROMPTS else 2))
+    task = bar.add_task(f"draft length at batch {batch}", total=len(_TRIED) * (len(batches) + 1) + 2 * _FINAL)
+
+    def rival(lengths: Iterable[int], batches: Sequence[Batch], tokens: int) -> dict[int, list[Answer]]:
+        systems = {str(length): Ours(engine, length, waves=options.waves) for length in lengths}
+        answers = race(systems, batches, tokens, partial(bar.advance, task))
+        return {int(name): each for name, each in answers.items()}
+
+    rival(_TRIED, batches[:1], options.tokens // 4 + 1)
+    tried = rival(_TRIED, batches, options.tokens)
+    if not (best := fastest({length: record.rate(each) for length, each in tried.items()})):
+        return 0
+    final = rival((best, 0), list(islice(_batches(about.tuning, size, _FINAL), _FINAL)), options.tokens)
+    return best if clearly_faster(final[best], final[0]) else 0
 
 
-def chosen(rates: Mapping[int, float]) -> int:
+def fastest(rates: Mapping[int, float]) -> int:
     """The draft length of the greatest rate, if that is clearly above the rate without drafts; else 0. Rates are noisy,
     and the greatest of several is most likely too high."""
     best = max(rates, key=lambda length: rates[length])
     return best if rates[best] > _CLEARLY * rates[0] else 0
+
+
+def clearly_faster(answers: Sequence[Answer], others: Sequence[Answer]) -> bool:
+    """Whether it is so in the median of the batches, which both answered."""
+    return median(other.seconds / own.seconds for own, other in zip(answers, others, strict=True)) > _CLEARLY
 
 
 def _print(found: Mapping[str, Any], console: Console) -> None:
