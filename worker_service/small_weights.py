@@ -24,9 +24,15 @@ Source = Mapping[str, Callable[[], torch.Tensor | Groups]]  # of each parameter 
 
 def check_weights_kind(weights: str, folder: Path, config: Any, place: torch.device, processes: int) -> None:
     """Raises ModelError unless weights of this kind can be had of this model, at this place."""
-    if place.type != "cpu" or processes > 1 or native.kernels() is None:
-        where = f"{processes} processes" if processes > 1 else f"{place}" if place.type != "cpu" else "no C++ compiler"
-        raise ModelError(f"weights {weights}: only one process on a CPU with native kernels keeps them; here: {where}")
+    here = ""
+    if processes > 1:
+        here = f"{processes} processes"
+    elif place.type != "cpu":
+        here = str(place)
+    elif native.kernels() is None:
+        here = "no kernels; a warning in the log says why"
+    if here:
+        raise ModelError(f"weights {weights}: only one process on a CPU with native kernels keeps them; here: {here}")
     if weights == "stored" and not (folder / STORED).is_file():
         raise ModelError(
             f"weights stored: {folder} holds no {STORED}, which `laps-sd pull` makes of a GGUF that has few bits; of "
