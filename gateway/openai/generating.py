@@ -113,7 +113,7 @@ class Generating:
                 chat=asked.chat,
                 of=token_bytes.of_model(model),
                 echo=echoes[index // asked.choices] if echoes else "",
-                may=asked.may,
+                may=asked.may if asked.requests else tools.resumed(stream.structure),
                 prompt_apart=asked.prompt_logprobs,
                 marked=asked.chat and not asked.requests and tools.may_mark(stream.structure),
                 had=stream.before,

@@ -12,6 +12,7 @@ from gateway.validate import MAX_MESSAGES
 from protos.errors import BadInput, NotServing, QueueFull, RequestError
 from protos.v1.inference_pb2 import GetRequestRequest
 from protos.v1.status_pb2 import REQUEST_STATE_FINISHED
+from protos.v1.types_pb2 import Structure
 
 MOST = 64  # earlier answers that one body names
 READ_S = 10.0  # for all of them to be read
@@ -62,8 +63,8 @@ async def _item(front: Front, field: str, id: str, answers: dict[str, _Answer]) 
     if request_id not in answers:
         if len(answers) == MOST:
             raise BadInput("input", f"names items of more than {MOST} answers: send the items themselves")
-        text = await _text(front, field, request_id)
-        answers[request_id] = _Answer(text, *said(text))
+        text, form = await _text(front, field, request_id)
+        answers[request_id] = _Answer(text, *said(text, form))
     answer = answers[request_id]
     if found["message"]:
         return InputItem.model_validate({"type": "message", "role": "assistant", "content": answer.words})
@@ -73,13 +74,13 @@ async def _item(front: Front, field: str, id: str, answers: dict[str, _Answer]) 
     return InputItem.model_validate({"type": "function_call"} | call)
 
 
-async def _text(front: Front, field: str, request_id: str) -> str:
-    """Of an answer that has ended."""
+async def _text(front: Front, field: str, request_id: str) -> tuple[str, Structure]:
+    """Of an answer that has ended, and the form that it had to have."""
     try:
         known = await front.get_request(GetRequestRequest(request_id=request_id))
         if known.request.state == REQUEST_STATE_FINISHED:
             async with front.resume(request_id) as stream:
-                return "".join([chunk.text async for chunk in stream])
+                return "".join([chunk.text async for chunk in stream]), stream.structure
     except (NotServing, QueueFull):
         raise
     except RequestError:

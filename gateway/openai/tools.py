@@ -17,10 +17,12 @@ _NAME, _ARGUMENTS, _END = '{"name": "', '", "arguments": ', "}"
 
 
 class MayCall(NamedTuple):
-    """`must`: the answer is a call; else it may be one, behind words or not."""
+    """`must`: the answer is a call; else it may be one, behind words or not. `formed`: words have a form of their own,
+    and no call goes behind them."""
 
     functions: tuple[Function, ...] = ()
     must: bool = False
+    formed: bool = False
 
     @property
     def only(self) -> str:
@@ -41,8 +43,10 @@ def callable_in(body: Chat) -> MayCall:
         raise BadInput("tool_choice", "there are no tools to choose from")
     if len({function.name for function in functions}) < len(functions):
         raise BadInput("tools", "two functions have the same name")
+    form = body.response_format
+    formed = body.structured_outputs is not None or (form is not None and form.type != "text")
     if isinstance(choice, str):
-        return MayCall(functions, must=choice == "required")
+        return MayCall(functions, choice == "required", formed)
     if isinstance(choice, AllowedTools):
         chosen, must = choice.allowed_tools.tools, choice.allowed_tools.mode == "required"
     else:
@@ -51,7 +55,7 @@ def callable_in(body: Chat) -> MayCall:
     if not names <= {function.name for function in functions}:
         raise BadInput("tool_choice", "names a function that is not in tools")
     named = tuple(function for function in functions if function.name in names)
-    return MayCall(named, must)
+    return MayCall(named, must, formed)
 
 
 def told(may: MayCall) -> str:
@@ -104,14 +108,22 @@ def may_mark(form: Structure) -> bool:
     return "\nmarked: " in form.lark and MARK in form.lark
 
 
+def resumed(form: Structure) -> MayCall:
+    """What is known of the calls of an answer in such a form: all but the functions."""
+    return MayCall(must=form.lark.startswith("start: marked\n"), formed=form.lark.startswith("start: form "))
+
+
 def written(call: ToolCall) -> str:
     """An earlier call, as the model writes one."""
     return f"{MARK}{_NAME}{call.function.name}{_ARGUMENTS}{call.function.arguments or '{}'}{_END}"
 
 
-def said(text: str) -> tuple[str, str, str]:
-    """The words of an earlier answer, the function that it calls behind them, if any, and its arguments."""
-    calling = Calling(MayCall())
+def said(text: str, form: Structure) -> tuple[str, str, str]:
+    """The words of an earlier answer in this form, the function that it calls behind them, if any, and its
+    arguments."""
+    if not may_mark(form):
+        return text, "", ""
+    calling = Calling(resumed(form))
     pushed, held = calling.push(text), calling.end(whole=True)
     return (pushed[0] + held[0], calling.name, pushed[1] + held[1]) if calling.name else (text, "", "")
 
@@ -128,6 +140,8 @@ class Calling:
     def __init__(self, may: MayCall) -> None:
         self.name = may.only
         self._marked, self._in_call = not may.only, bool(may.only)
+        self._must, self._formed = may.must, may.formed
+        self._only_words = False  # they have a form, and have begun: a mark in them is theirs
         self._held = ""
         self._arguments: list[str] = []
         self.whole = False
@@ -135,6 +149,11 @@ class Calling:
     def push(self, text: str) -> tuple[str, str]:
         """The text that is added to the words, and the text that is added to the call's arguments."""
         words, self._held = "", self._held + text
+        if self._formed and not self._in_call and not MARK.startswith(self._held[: len(MARK)]):
+            self._only_words = True
+        if self._only_words:
+            words, self._held = self._held, ""
+            return words, ""
         if not self._in_call:
             words, mark, rest = self._held.partition(MARK)
             self._in_call = bool(mark)
@@ -157,8 +176,8 @@ class Calling:
     def end(self, *, whole: bool) -> tuple[str, str]:
         """The same of what was held back. `whole`: the answer was not cut. A stop string may have cut its call."""
         held, self._held = self._held, ""
-        if not self._in_call:
-            return held, ""
+        if not self._in_call:  # a mark that has begun is words, but where the answer is a call
+            return "" if self._must else held, ""
         self.whole = whole and bool(self.name) and _is_json("".join(self._arguments))
         return "", "" if self.whole or not self.name else held
 

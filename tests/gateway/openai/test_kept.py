@@ -46,6 +46,7 @@ async def prompt_of(at: Door, input: list[Any], *read: str) -> list[int]:
     [
         ({}, "jumps"),
         ({}, f"I look. {chats.CALL}"),
+        ({"tools": []}, f"A call is written {chats.CALL}, like this."),
         ({"tool_choice": {"type": "function", "name": "weather"}}, chats.ARGUMENTS),
     ],
 )
@@ -108,7 +109,7 @@ async def test_an_answer_named_again_and_again_counts_each_time() -> None:
 
 async def test_an_answer_is_taken_apart_once_however_often_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     taken_apart: list[str] = []
-    monkeypatch.setattr(kept, "said", lambda text: taken_apart.append(text) or tools.said(text))
+    monkeypatch.setattr(kept, "said", lambda text, form: taken_apart.append(text) or tools.said(text, form))
     async with door(context_tokens=2048) as at:
         await first_answer(at, "jumps")
         await refused_once_read(at, [*[{"id": "msg_r"}] * 5, {"id": "msg_a b"}], "jumps")

@@ -56,6 +56,12 @@ def choice(**fields: Any) -> Choice:
     return Choice(0, "r", figures=figures, chat=True, of=SimpleNamespace(), may=may)  # type: ignore[arg-type]
 
 
+def of_form(form: types_pb2.Structure) -> Choice:
+    """Resumed: of the request only the form is known."""
+    may, figures = tools.resumed(form), Metrics().answer()
+    return Choice(0, "r", figures=figures, chat=True, of=SimpleNamespace(), may=may, marked=True)  # type: ignore[arg-type]
+
+
 def chunks(text: str, reason: int = STOP, *, cut: int = 1) -> list[Chunk]:
     """So many characters each, then the end."""
     said = [Chunk(text=text[i : i + cut], token_ids=[i]) for i in range(0, len(text), cut)]
@@ -351,6 +357,44 @@ def test_words_are_told_as_if_there_were_no_tools(text: str) -> None:
     ]
     assert contents
     assert "".join(contents) == text
+
+
+FORMED = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1000])
+@pytest.mark.parametrize("again", [False, True], ids=["asked", "resumed"])
+def test_within_words_that_have_a_form_the_mark_is_theirs(cut: int, again: bool) -> None:
+    text = f'{{"a": "use {CALL} so"}}'
+    choices = [choice(**FORMED), choice(**FORMED)]
+    if again:
+        form, _ = formats.structure(body(**FORMED), tools.callable_in(body(**FORMED)))
+        assert form is not None
+        choices = [of_form(form), of_form(form)]
+    assert whole(choices[0], text)["message"]["content"] == text
+    entries = streamed(choices[1], text, cut=cut)
+    assert "".join(entry["delta"].get("content") or "" for entry in entries) == text
+    assert entries[-1]["finish_reason"] == "stop"
+
+
+def test_a_call_may_still_take_the_place_of_words_that_have_a_form() -> None:
+    said = whole(choice(**FORMED), CALL)
+    assert (said["finish_reason"], said["message"]["content"]) == ("tool_calls", None)
+
+
+def test_of_an_answer_that_must_be_a_call_no_part_of_the_mark_is_told() -> None:
+    for cut_off in range(1, CALL.index('{"name": "') + 1):
+        said = whole(choice(tool_choice="required"), CALL[:cut_off], LENGTH)
+        assert (said["finish_reason"], said["message"]["content"]) == ("length", "")
+        entries = streamed(choice(tool_choice="required"), CALL[:cut_off], LENGTH)
+        assert not any(entry["delta"].get("content") for entry in entries)
+
+
+def test_an_earlier_answer_that_could_call_nothing_is_words() -> None:
+    assert tools.said(CALL, types_pb2.Structure()) == (CALL, "", "")
+    form, _ = formats.structure(body(), tools.callable_in(body()))
+    assert form is not None
+    assert tools.said(f"I look. {CALL}", form) == ("I look. ", "weather", ARGUMENTS)
 
 
 @pytest.mark.parametrize("cut_off", range(1, len(CALL)))
