@@ -246,3 +246,10 @@ def test_little_more_or_less_is_level() -> None:
     assert list(verdicts({"rows": [*rows, *others]})) == [
         "`other`: ahead at batch 1 (2.00x); level at batch 2 (0.99x); behind at batch 4 (0.50x)."
     ]
+
+
+def test_where_ours_drafts_nothing_it_is_not_compared_with_itself() -> None:
+    rows = [{"system": "ours", "batch": batch, "runs": [100.0], "draft_len": 4 % batch} for batch in (3, 4)]
+    plain = [{"system": "ours-plain", "batch": batch, "runs": [50.0]} for batch in (3, 4)]
+    assert list(verdicts({"rows": [*rows, *plain]})) == ["`ours-plain`: ahead at batch 3 (2.00x)."]
+    assert list(verdicts({"rows": [rows[1], plain[1]]})) == []

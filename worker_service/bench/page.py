@@ -54,12 +54,20 @@ def verdicts(found: Found) -> Iterator[str]:
         if base == "ours":
             continue
         ratios = {batch: value for batch in batches(found) if (value := ratio(found, base, batch)) is not None}
+        if base == PLAIN:  # where no drafts were chosen both are the same, and the rest is noise
+            ratios = {batch: value for batch, value in ratios.items() if _drafts(found, batch)}
         where: dict[str, list[str]] = {"ahead": [], "level": [], "behind": []}
         for batch, value in ratios.items():
             place = "level" if abs(value - 1) <= LEVEL else "ahead" if value > 1 else "behind"
             where[place].append(f"{batch} ({value:.2f}x)")
         parts = [f"{place} at batch {', '.join(some)}" for place, some in where.items() if some]
-        yield f"`{base}`: {'; '.join(parts)}."
+        if parts:
+            yield f"`{base}`: {'; '.join(parts)}."
+
+
+def _drafts(found: Found, batch: int) -> bool:
+    ours = row(found, "ours", batch)
+    return ours is not None and ours["draft_len"] > 0
 
 
 # ---- the plot and the page ----
